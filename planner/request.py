@@ -8,7 +8,7 @@ from typing import Any, Literal, Self, get_type_hints
 
 from ..errors import InputError, UsageError
 from ..profilers.cluster import Cluster
-from .evaluate.steps import StepSize, size_of
+from .evaluate.steps import StepSize, size_of, sizes_of
 from .params import Flag, Params, choices, flags_of, option_of
 from .strategies.registry import STRATEGIES
 
@@ -106,9 +106,9 @@ class Request:
         )
 
 
-def check_size(*numbers: int | None) -> None:
+def check_size(samples: int | None, tokens: int | None, sequences: int | None) -> None:
     """Refuse samples, tokens or concurrent sequences of a step that are none, or several of the three."""
-    sizes = [size for at in range(3) if (size := size_of(*(n if at == i else None for i, n in enumerate(numbers))))]
+    sizes = sizes_of(samples, tokens, sequences)
     if len(sizes) > 1:
         raise UsageError(f"{' and '.join(size.flag for size in sizes)} all say how large a step is; give one of them")
     for size in sizes:

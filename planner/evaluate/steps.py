@@ -25,6 +25,7 @@ from ...errors import InputError
 from ...solvers.arrays import Floats, Ints
 
 Use = Literal["decode", "prefill", "training"]
+Unit = Literal["samples", "tokens", "sequences"]
 USUAL: dict[Use, int] = {"decode": 64, "prefill": 4096, "training": 8192}  # tokens of a step per device
 FEW = 8  # steps, or blocks, whose resampling says little
 BLOCKS = 64  # of a part with few steps, about
@@ -36,7 +37,7 @@ DRAWS, EACH = 800, 8  # steps drawn from blocks; of lanes, iterations of the sam
 class StepSize:
     """Amount that runs at once where steps were not recorded: samples, tokens of whole samples, or sequences."""
 
-    unit: Literal["samples", "tokens", "sequences"]
+    unit: Unit
     number: int
 
     @property
@@ -49,10 +50,15 @@ class StepSize:
         return type(self)(self.unit, max(round(self.number * factor), 1))
 
 
-def size_of(samples_per_step: int | None, tokens_per_step: int | None, concurrency: int | None) -> StepSize | None:
+def sizes_of(samples: int | None, tokens: int | None, sequences: int | None) -> list[StepSize]:
+    """The sizes that are given."""
+    numbers: tuple[tuple[Unit, int | None], ...] = (("samples", samples), ("tokens", tokens), ("sequences", sequences))
+    return [StepSize(unit, number) for unit, number in numbers if number is not None]
+
+
+def size_of(samples: int | None, tokens: int | None, sequences: int | None) -> StepSize | None:
     """The first size that is given; None without any."""
-    given = {"samples": samples_per_step, "tokens": tokens_per_step, "sequences": concurrency}
-    return next((StepSize(unit, number) for unit, number in given.items() if number is not None), None)  # type: ignore[arg-type]
+    return next(iter(sizes_of(samples, tokens, sequences)), None)
 
 
 def use_of(phases: Sequence[str], size: StepSize | None, purpose: str | None = None, *, whole: bool) -> Use | None:

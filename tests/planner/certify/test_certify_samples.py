@@ -77,12 +77,12 @@ def test_degrees_made_for_other_steps_or_seconds_keep_no_outcome_and_are_told(
         assert told is bool(changes)
 
 
-def test_steps_without_attention_do_not_judge(tokens: Any, make_profile: Any, tmp_path: Path) -> None:
+def test_steps_without_attention_judge(tokens: Any, make_profile: Any, tmp_path: Path) -> None:
     plan, certificate = certified(tokens, tmp_path, profile=make_profile("2x2", cases=("all_to_all", "expert_ffn")))
     assert "step_s" in judged(plan)["plan/migrating"]
-    assert plan.verdict.metric == "exchange_s"
+    assert plan.verdict.metric == "step_s"
     assert "predicted seconds" in certificate.checks
-    assert_refused(edited(plan, "verdict.metric", "step_s"), words="verdict on step_s")
+    assert_refused(edited(plan, "verdict.metric", "exchange_s"), words="gain as a share|gain of the verdict")
 
 
 def proven(outcome: dict[str, Any]) -> dict[str, Any]:

@@ -146,15 +146,16 @@ def test_what_dealing_by_length_gives_stands_below_a_verdict_on_seconds_and_not_
 @pytest.mark.parametrize(
     ("gain", "words"),
     [
-        ((0.006, 0.005, 0.007), "no benefit expected: 0.6 % fewer bytes between nodes than today"),
-        ((-0.01, -0.02, -0.005), "no benefit expected: 1.0 % more bytes between nodes than today"),
-        ((0.05, 0.04, 0.06), "benefit: 5.0 % fewer bytes between nodes than today"),
+        ((0.006, 0.005, 0.007), "no benefit expected: -0.6 % bytes between nodes ("),
+        ((-0.01, -0.02, -0.005), "no benefit expected: +1.0 % bytes between nodes ("),
+        ((0.05, 0.04, 0.06), "\n-5.0 % bytes between nodes ("),
     ],
 )
 def test_a_gain_that_must_reach_a_share_is_told_as_one(plan: Any, gain: Any, words: str) -> None:
     assert plan.verdict.at_least == 0.02
     value, low, high = (judged(plan)["contiguous/standard"]["inter_bytes"] * share for share in gain)
     forged = edited(plan, "verdict.gain", {"value": value, "low": low, "high": high})
+    forged = edited(forged, "verdict.share", dict(zip(("value", "low", "high"), gain, strict=True)))
     screen = said(edited(forged, "verdict.value", "benefit" if gain[1] > 0.02 else "none"))
     assert words in screen
     assert ("; moving samples pays where the gain is surely above 2%" in screen) == (0 < gain[1] < 0.02)
