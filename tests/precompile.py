@@ -8,17 +8,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 import moeplan
-from moeplan.profilers.cluster import Cluster, Link
+from moeplan.solvers import precompile
+from moeplan.solvers.bounds import thorough_bound
 
 __all__ = ["compiled_code"]
-
-NODES = Cluster(2, 2, {"intra": Link(1e-6, 1e-11), "inter": Link(1e-5, 1e-10)})
 
 
 def compiled_code() -> str:
@@ -28,31 +26,12 @@ def compiled_code() -> str:
     return str(Path(tempfile.gettempdir()) / f"moeplan-compiled-{os.getuid()}-{key}")
 
 
-def exflow() -> None:
-    from moeplan.solvers import exflow
-    from moeplan.solvers.bounds import thorough_bound
-
+def bounds() -> None:
     weights = np.random.default_rng(0).random((3, 8, 8))
-    coactivation = np.ones((4, 8, 8))
-    for cluster in (Cluster(1, 2), NODES):
-        for slots in (None, 8 // cluster.num_devices + 1):
-            exflow.solve(weights, cluster, slots=slots, time_limit_s=0.3)
-        exflow.solve(weights, cluster, coactivation=coactivation, time_limit_s=0.3)
     thorough_bound(weights, np.full(2, 4), kept=0.9 * weights.sum(), time_limit_s=0.1)
 
 
-def balance() -> None:
-    from moeplan.solvers import eplb, netmoe
-
-    rng = np.random.default_rng(0)
-    for loads in (rng.integers(1, 99, (2, 8)), rng.integers(1, 99, (3, 2, 8))):
-        for slots in (None, 3):
-            eplb.solve(loads, NODES, slots=slots)
-    for objective in ("sum", "bottleneck"):
-        netmoe.solve(rng.integers(0, 5, (8, 8)), np.arange(8) // 2, NODES, objective=objective)
-
-
-GROUPS: dict[str, Callable[[], None]] = {"exflow": exflow, "balance": balance}
+GROUPS = {**precompile.GROUPS, "bounds": bounds}
 
 
 def main(group: str | None = None) -> None:

@@ -1,20 +1,25 @@
-"""The main job on the embedded model: profile, record, solve, apply, run, and hold the run against the prediction.
+"""The demo: a plan for published hardware, then the embedded model run on processes of this machine under three plans.
+
+Every run is held against a single process, and against what a replay of the text's routing predicts.
 
 Legend: B a rank's samples; I samples; S positions; V vocabulary; L MoE layers; T tokens; K experts a token; D ranks;
 R repeats.
 """
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ...files import check_target
-from ...profilers import harness, measure, profile
+from ...profilers import harness, profile
 from ...profilers.cases.routed_block import RoutedBlock
 from ...profilers.cases.routed_exchange import RoutedExchange
 from ...profilers.cluster import Cluster
@@ -23,31 +28,32 @@ from ...profilers.log import Log
 from ...profilers.measurement import Measurement, Size
 from ...profilers.profile import Profile
 from ...profilers.world import World, run_world
-from ...runtime import parallelize
+from ...runtime import load_plan, parallelize
 from ...runtime import plan as plans
-from ...runtime.active import activate
-from ...runtime.decisions import DispatchModel
+from ...runtime.decisions import Decisions, PipelineDecision
 from ...runtime.engine.stopwatch import Laps, stopwatch
 from ...runtime.engine.traffic import Traffic
-from ...runtime.plan import Plan
-from ...solvers.outcome import Status
-from ...traces.model import EXPERT_MATRICES
+from ...runtime.plan import Inputs, Plan
+from ...solvers.precompile import GROUPS
+from ...traces.model import EXPERT_MATRICES, ModelSpec
 from ...traces.reader import Trace
-from ..certify import Certificate, certify
 from ..evaluate.evaluate import evaluate
-from ..evaluate.journey import Contender, Journey
-from ..evaluate.scene import Scene
-from ..evaluate.splits import index_units
+from ..evaluate.journey import Contender, journey_of
+from ..evaluate.scene import Passes, Scene
+from ..evaluate.splits import index_samples
 from ..evaluate.steps import StepSize
 from ..request import Request
-from ..solve import solve
+from ..solve import make
 from .model import ModelConfig, load_embedded
+from .published import plan_published
 from .text import SAMPLE_TOKENS, other_text, record_embedded, record_text, samples
 
-NUM_RANKS = 4
+CLUSTER = Cluster(1, 4)
+CHUNKS = 2  # of every layer in the plan of a pipeline
+SEARCH_S = 2.0
 TIMEOUT_S = 120.0
-ROUNDS = 6  # of timed forwards, between which what they are predicted from is measured
-ROUND_S = 5.0  # of these measurements
+ROUNDS = 4  # of timed forwards, between which what they are predicted from is measured
+ROUND_S = 1.5  # of these measurements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +61,12 @@ class Measured:
     """Measurements of one run, over all ranks."""
 
     name: str
-    dispatch_model: DispatchModel
     largest_difference: float  #: Between any logit and the single process's
     misrouted: int  #: Choices that differ from those of the single process, of all tokens, layers and K
-    copies: float  #: Copies that crossed devices, a token and layer
-    #: payload_bytes, kv_bytes, return_bytes: bytes that crossed devices in the whole run: hidden vectors, K and V, and
-    #: tokens going home after the last layer of a coherent forward
+    copies: int  #: Copies that crossed devices
+    #: payload_bytes, kv_bytes: bytes that crossed devices in the whole run: hidden vectors, K and V
     payload_bytes: int
     kv_bytes: int
-    return_bytes: int
-    balance: float  #: Token-expert pairs of the busiest device over the mean, mean over layers
     #: exchange_s, experts_s: seconds of a forward's dispatches and combines, and of its experts: the slowest rank of
     #: each lap, the median over `ROUNDS` forwards, summed over layers
     exchange_s: float
@@ -73,26 +75,24 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """Result of the demo: its files, runs and predictions."""
+    """Result of the demo: its files, plans, runs and predictions."""
 
     folder: Path
-    profile: Profile
-    plan: Plan  #: ExFlow's, coherent, fitted and judged on one half of the held-out text
-    certificate: Certificate  #: Its recount
-    runs: list[Measured]  #: Contiguous and plan, coherent and standard, measured on the other half
-    #: Each run as a replay of the other half's routing predicts it; seconds where the profile has them
+    prefill: Plan
+    decode: Plan
+    runs: list[Measured]  #: Of today, then of each plan
+    #: Each run as a replay of the text's routing predicts it; seconds from what was measured between the forwards
     replayed: Sequence[plans.Contender]
-    #: num_samples, num_tokens: of the other half
     num_samples: int
     num_tokens: int
+    runs_model: ModelSpec  #: The model that ran
 
 
 class Trial(NamedTuple):
-    """A plan to run under a dispatch model, by the name it has on the screen."""
+    """A plan to run, by the name it has on the screen."""
 
     name: str
-    dispatch_model: DispatchModel
-    plan: Plan
+    path: Path
 
 
 class Share(NamedTuple):
@@ -114,7 +114,7 @@ class BlockOfModel(RoutedBlock):
         """From 8,192 to 32,768 token-expert pairs of a device."""
         config = ModelConfig()
         shape = {
-            "experts": config.num_experts // NUM_RANKS,
+            "experts": config.num_experts // CLUSTER.num_devices,
             "hidden": config.hidden_size,
             "ffn": timed_ffn(config.ffn_size),
         }
@@ -140,44 +140,38 @@ class Ran(NamedTuple):
 
 
 def run_demo(folder: Path, *, on_progress: Callable[[str], None] = lambda _: None) -> Demo:
-    """Run the whole chain in a folder, which is missing or empty, else UsageError; after Ctrl-C no plan is active."""
+    """Run both halves in a folder, which is missing or empty, else UsageError."""
     check_target(folder, directory=True)
-    measured = measure.measure(
-        num_ranks=NUM_RANKS,
-        device="cpu",
-        grid="quick",
-        on_progress=lambda step: on_progress(f"measuring {step.case}: {step.done} of {step.total} sizes"),
-    )
-    assert measured is not None  # not in a launched world
-    if not measured.complete:
-        raise KeyboardInterrupt  # Ctrl-C, which measuring answers with what it has
-    profile.save(measured, folder / "profile.json")
-    on_progress("recording the embedded model on text")
+    say = partial(_counted, on_progress)
+    say(1, "compiling what solves: this is kept")
+    compile_solvers()
+    prefill, decode = plan_published(folder, partial(say, 2))
+    say(3, "recording the embedded model on text")
     record_embedded(record_text(), folder / "traces")
-    on_progress("solving exflow")
-    planned = _solve(folder, measured.cluster, "exflow")
-    if any(outcome.status is Status.INTERRUPTED for outcome in planned.outcome.values()):
-        raise KeyboardInterrupt
-    plans.save(planned, folder / "plan.json")
-    on_progress("certifying the plan")
-    certificate = certify(planned, folder / "traces", folder / "profile.json")
-    activate(folder / "plan.json", folder)
-    contiguous = _solve(folder, measured.cluster, "contiguous")
-    on_progress("recording other text in one process")
     other = record_embedded(other_text(), folder / "other-traces")
-    models: tuple[DispatchModel, ...] = ("coherent", "standard")
-    by_name = {"contiguous": contiguous, "plan": planned}
-    trials = [Trial(name, model, plan) for model in models for name, plan in by_name.items()]
+    trials = _trials(folder, partial(say, 4))
     tokens_IS = samples(other_text(), SAMPLE_TOKENS)
     ids_TLK = np.concatenate([batch.ids for batch in other.batches()])
-    on_progress(f"running the model on {NUM_RANKS} processes")
-    ranks = run_world(NUM_RANKS, _run_rank, (trials, tokens_IS, ids_TLK), timeout_s=TIMEOUT_S)
+    say(5, f"running the model on {CLUSTER.num_devices} processes under {len(trials)} plans")
+    ranks = run_world(CLUSTER.num_devices, _run_rank, (trials, tokens_IS, ids_TLK), timeout_s=TIMEOUT_S)
     assert ranks is not None  # the demo starts its own ranks
-    runs = [_measured(trial, [rank.shares[i] for rank in ranks], tokens_IS.size) for i, trial in enumerate(trials)]
     beside = _profile_beside(ranks[0].reports)
     profile.save(beside, folder / "profile-beside-run.json")
+    runs = [_measured(trial, [rank.shares[i] for rank in ranks]) for i, trial in enumerate(trials)]
     replayed = _replay(other, trials, beside)
-    return Demo(folder, measured, planned, certificate, runs, replayed, len(tokens_IS), tokens_IS.size)
+    return Demo(folder, prefill, decode, runs, replayed, len(tokens_IS), tokens_IS.size, other.meta.model)
+
+
+def compile_solvers() -> None:
+    """Compile the solvers' inner loops, a process for each half of them; nothing is compiled twice on a machine."""
+    command = [sys.executable, "-m", "moeplan.solvers.precompile"]
+    processes = [subprocess.Popen([*command, group]) for group in GROUPS]
+    try:
+        for process in processes:
+            process.wait()
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def timed_ffn(ffn_size: int) -> int:
@@ -185,10 +179,30 @@ def timed_ffn(ffn_size: int) -> int:
     return round(ffn_size * 2 / EXPERT_MATRICES)
 
 
-def _solve(folder: Path, cluster: Cluster, strategy: str) -> Plan:
-    return solve(
-        Request.of(strategy=strategy, trace=str(folder / "traces"), cluster=cluster, profile=folder / "profile.json")
+def _counted(on_progress: Callable[[str], None], number: int, words: str) -> None:
+    on_progress(f"{number} of 5: {words}")
+
+
+def _trials(folder: Path, say: Callable[[str], None]) -> list[Trial]:
+    """Plans by the embedded model's routing: today's, a placement, a pipeline, a sample policy."""
+    asked: dict[str, dict[str, Any]] = {
+        "today": {"strategy": "contiguous"},
+        "placement (exflow, coherent)": {"strategy": "exflow", "time_limit_s": SEARCH_S},
+        "samples (netmoe)": {"strategy": "netmoe", "method": "sum"},
+    }
+    trials = []
+    for name, settings in asked.items():
+        path = folder / f"{name.split()[0]}.json"
+        made = make(Request.of(trace=str(folder / "traces"), cluster=CLUSTER, **settings), on_progress=say)
+        made.save(path)
+        trials.append(Trial(name, path))
+    model = made.plan.model
+    decisions = Decisions(
+        pipeline=PipelineDecision(forward=(CHUNKS,) * model.num_layers, backward=None), dispatch="standard"
     )
+    piped = Plan.make(strategies=(), seed=0, cluster=CLUSTER, model=model, inputs=Inputs(), decisions=decisions)
+    plans.save(piped, folder / "pipeline.json")
+    return [*trials[:2], Trial(f"pipeline ({CHUNKS} chunks)", folder / "pipeline.json"), trials[2]]
 
 
 def _run_rank(world: World, job: tuple[Sequence[Trial], NDArray[np.int64], NDArray[np.uint16]]) -> Ran:
@@ -198,9 +212,10 @@ def _run_rank(world: World, job: tuple[Sequence[Trial], NDArray[np.int64], NDArr
     tokens_BS, shares, reports = torch.from_numpy(tokens_IS)[sample_B], list[Share](), list[Start | Step]()
     with torch.inference_mode():
         expected_BSV = load_embedded()(tokens_BS)
-        models = [parallelize(load_embedded(), trial.plan, dispatch=trial.dispatch_model) for trial in trials]
+        models = [parallelize(load_embedded(), load_plan(trial.path)) for trial in trials]
         for trial, model in zip(trials, models, strict=True):
-            difference_BSV = (model(tokens_BS, sample_B) - expected_BSV).abs()
+            logits_BSV = model(tokens_BS, sample_B)
+            difference_BSV = (logits_BSV - model.follow(expected_BSV)).abs()  # of the samples that are here now
             misrouted = 0
             for layer, routed in enumerate(model.routed):
                 token_T = (routed.sample * tokens_IS.shape[1] + routed.position).numpy()
@@ -240,23 +255,19 @@ def _profile_beside(reports: Sequence[Start | Step]) -> Profile:
     return log.profile(complete=True)
 
 
-def _measured(trial: Trial, shares: Sequence[Share], num_tokens: int) -> Measured:
+def _measured(trial: Trial, shares: Sequence[Share]) -> Measured:
     def seconds(part: Literal["dispatch", "experts", "combine"]) -> float:
         laps_DRL = np.array([[laps[part] for laps in share.laps] for share in shares])
         return float(np.median(laps_DRL.max(axis=0), axis=0).sum())
 
     traffic = [share.traffic for share in shares]
-    loads_DL = np.array([one.loads for one in traffic], dtype=np.float64)
     return Measured(
         name=trial.name,
-        dispatch_model=trial.dispatch_model,
         largest_difference=max(share.largest_difference for share in shares),
         misrouted=sum(share.misrouted for share in shares),
-        copies=sum(one.copies for one in traffic) / (num_tokens * trial.plan.model.num_layers),
+        copies=sum(one.copies for one in traffic),
         payload_bytes=sum(one.payload_bytes for one in traffic),
         kv_bytes=sum(one.kv_bytes for one in traffic),
-        return_bytes=sum(one.return_bytes for one in traffic),
-        balance=float((loads_DL.max(axis=0) / loads_DL.mean(axis=0)).mean()),
         exchange_s=seconds("dispatch") + seconds("combine"),
         experts_s=seconds("experts"),
     )
@@ -264,14 +275,19 @@ def _measured(trial: Trial, shares: Sequence[Share], num_tokens: int) -> Measure
 
 def _replay(trace: Trace, trials: Sequence[Trial], profile: Profile) -> Sequence[plans.Contender]:
     """Replay every run on a trace that is one step."""
-    index, cluster, model = index_units(trace), trials[0].plan.cluster, trace.meta.model
-    every_U = np.ones(len(index.unit_ids), np.bool_)
-    timed = replace(model, ffn_size=timed_ffn(model.ffn_size or 0))
+    index, model = index_samples(trace), trace.meta.model
     scene = Scene.of(
-        trace, index, [every_U], cluster, size=StepSize("samples", len(every_U)), profile=profile, model=timed
+        trace,
+        index,
+        [np.ones(len(index.sample), np.bool_)],
+        CLUSTER,
+        size=StepSize("samples", len(index.sample)),
+        profile=profile,
+        model=replace(model, ffn_size=timed_ffn(model.ffn_size or 0)),
+        passes=Passes(0.0, full_duplex=False),
     )
     contenders = []
     for trial in trials:
-        assert trial.plan.placement is not None
-        contenders.append(Contender(trial.name, Journey(trial.dispatch_model, trial.plan.placement)))
+        plan = plans.load(trial.path)
+        contenders.append(Contender(trial.name, journey_of(plan, lambda file: file.read(trials[0].path.parent))))
     return evaluate(scene, contenders).evaluation.fit.contenders

@@ -1,4 +1,4 @@
-"""Final report of `moeplan demo`: the runs beside their prediction."""
+"""Screen of `moeplan demo`: the answer for published hardware, then every run beside one process and its prediction."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,58 +8,71 @@ from rich.console import Console
 from ...runtime.plan import Metric
 from ..document import Column, Section, Table, Text, to_console
 from ..evaluate.metrics import COPIES, EXCHANGE, EXPERTS
-from .job import ROUNDS, Demo
+from ..figures import TimeUnit
+from ..report.answer import answer, by_size
+from ..strategies.auto.sections import table
+from .job import Demo
+from .published import CLUSTER, EXAMPLE, LINK, PRESET
 
 MOST_SPAN = 3.0  # of an interval, high over low: a wider one tells nothing
+SAME = 1e-3  # of logits in float32
 
 
 def demo_report(demo: Demo, console: Console) -> None:
-    """Outputs against the single process, copies and bytes before and after, the price, and where the files are."""
-    ran = (
-        f"ran       the model on {demo.plan.cluster.num_devices} processes, on {demo.num_samples} other samples"
-        f" ({demo.num_tokens:,} tokens)"
+    """Print both halves, the conclusion last."""
+    assert demo.prefill.evaluation is not None
+    assert demo.prefill.verdict is not None
+    first = Text.of(
+        f"1. {EXAMPLE}, as recorded, on 2 nodes of 8 H200 (--preset {PRESET} --cluster {CLUSTER} --link {LINK})",
+        answer(demo.prefill),
     )
-    names = "profile.json, profile-beside-run.json, traces/, plan.json, .moeplan/active.json, other-traces/"
-    files = f"files     {demo.folder}: {names}"
-    bodies = (Text.of(ran),), (_copies(demo),), (Text.of(*_words(demo)),), _seconds(demo), (Text.of(files),)
-    console.print()
-    to_console([Section("", body) for body in bodies], console)
+    sizes = Text.of(*by_size(demo.prefill.verdict), f"decode, eplb alone: {answer(demo.decode)}")
+    second = Text.of(
+        f"2. a small model on 4 processes of this machine, under {len(demo.runs)} plans: {demo.num_samples} samples,"
+        f" {demo.num_tokens:,} tokens"
+    )
+    ranked = table(demo.prefill, demo.prefill.evaluation.judging)
+    parts = (first, ranked, sizes), (second, _runs(demo), Text.of(*_seconds(demo))), (Text.of(*_conclusion(demo)),)
+    to_console([Section("", body) for body in parts], console)
 
 
-def _copies(demo: Demo) -> Table:
-    """Copies and bytes of every run, measured, replayed and predicted."""
-    part = demo.plan.evaluation and demo.plan.evaluation.judging
-    predicted = {one.label: one.metrics[COPIES].value for one in part.contenders} if part else {}
-    labels = [f"{run.name}/{run.dispatch_model}" for run in demo.runs]
+def exact(demo: Demo) -> bool:
+    """Check whether every run gave a single process's outputs, with the copies and bytes that were predicted."""
+    same = all(run.misrouted == 0 and run.largest_difference < SAME for run in demo.runs)
+    return same and all(run.copies == copies for run, copies in zip(demo.runs, _copies(demo), strict=True))
+
+
+def _copies(demo: Demo) -> list[int]:
+    """The copies of every run that are predicted."""
+    each = demo.num_tokens * demo.runs_model.num_layers
+    return [round(one.metrics[COPIES].value * each) for one in demo.replayed]
+
+
+def _runs(demo: Demo) -> Table:
+    """Every run beside one process, and its copies and megabytes beside those predicted."""
+    copies, size = _copies(demo), demo.runs_model.copy_bytes or 0
     columns = {
-        "measured": _names(demo),
-        "copies": [f"{run.copies:.3f}" for run in demo.runs],
-        "replayed": [f"{one.metrics[COPIES].value:.3f}" for one in demo.replayed],
-        "predicted": [f"{predicted[label]:.3f}" if label in predicted else "-" for label in labels],
-        "MB crossed": [_megabytes(run.payload_bytes) for run in demo.runs],
-        "K/V MB": [_megabytes(run.kv_bytes) if run.kv_bytes else "-" for run in demo.runs],
-        "balance": [f"{run.balance:.2f}" for run in demo.runs],
+        "": [run.name for run in demo.runs],
+        "logits off by": [f"{run.largest_difference:.0e}" for run in demo.runs],
+        "copies": [f"{run.copies:,}" for run in demo.runs],
+        "predicted": [f"{one:,}" for one in copies],
+        "MB": [f"{run.payload_bytes / 1e6:.1f}" for run in demo.runs],
+        "predicted ": [f"{one * size / 1e6:.1f}" for one in copies],
+        "exchange, ms": [f"{run.exchange_s * 1e3:.0f}" for run in demo.runs],
+        "experts, ms": [f"{run.experts_s * 1e3:.0f}" for run in demo.runs],
     }
-    return Table([Column(header, cells) for header, cells in columns.items()], whole=True)
+    return Table([Column(header.strip(), cells) for header, cells in columns.items()])
 
 
-def _seconds(demo: Demo) -> tuple[Table, Text]:
-    """Predicted and measured milliseconds of the exchanges and the experts of a forward, explained."""
-    exchanges = [(run.exchange_s, one.metrics.get(EXCHANGE)) for run, one in zip(demo.runs, demo.replayed, strict=True)]
-    experts = [(run.experts_s, one.metrics.get(EXPERTS)) for run, one in zip(demo.runs, demo.replayed, strict=True)]
-    columns = [Column("ms a forward", _names(demo))]
-    for name, part in (("exchange", exchanges), ("experts", experts)):
-        columns.append(Column(name, [f"{seconds * 1e3:.2f}" for seconds, _ in part]))
-        columns.append(Column("predicted", [f"{one.value * 1e3:.2f}" if one else "-" for _, one in part]))
-        columns.append(Column("ratio", [f"{one.value / seconds:.2f}" if one else "-" for seconds, one in part]))
-    explained = (
-        "exchange: a dispatch gathers rows and sends them, a combine sends partial sums and adds them up; experts: the"
-        f" compute of a routed block; of each part the slowest rank, the median of {ROUNDS} forwards. predicted: from"
-        " routed_exchange and routed_block as measured between these forwards; ratio: predicted over measured"
-    )
-    return Table(columns, whole=True), Text.of(
-        explained, f"exchange: {interval_words(exchanges)}", f"experts: {interval_words(experts)}"
-    )
+def _seconds(demo: Demo) -> Iterator[str]:
+    """Measured over predicted seconds of exchanges and experts."""
+    for name, metric, seconds in (
+        ("exchange", EXCHANGE, [run.exchange_s for run in demo.runs]),
+        ("experts", EXPERTS, [run.experts_s for run in demo.runs]),
+    ):
+        pairs = [(one, row.metrics.get(metric)) for one, row in zip(seconds, demo.replayed, strict=True)]
+        ratios = ", ".join(f"{one / row.value:.2f}" for one, row in pairs if row)
+        yield f"{name}, measured over predicted: {ratios}; {interval_words(pairs)}"
 
 
 def interval_words(pairs: Sequence[tuple[float, Metric | None]]) -> str:
@@ -74,35 +87,13 @@ def interval_words(pairs: Sequence[tuple[float, Metric | None]]) -> str:
     return f"{inside} of {len(known)} measured lie within the interval"
 
 
-def _words(demo: Demo) -> Iterator[str]:
-    """The outputs, and what the plan moves under coherent and under standard dispatch."""
-    worst, misrouted = max(run.largest_difference for run in demo.runs), sum(run.misrouted for run in demo.runs)
-    yield f"against the single process: largest difference of any logit {worst:.1e}, {misrouted} expert choices differ"
-    yield (
-        "predicted: copies on held-out samples of the recorded text; replayed: on the very text that ran, which must"
-        " equal what was measured; balance: over the whole run as one step"
-    )
-    before, after, base, planned = demo.runs
-    total = after.payload_bytes + after.kv_bytes + after.return_bytes
-    yield (
-        f"coherent: the plan moves {_megabytes(before.payload_bytes)} -> {_megabytes(after.payload_bytes)} MB of hidden"
-        f" vectors ({1 - after.payload_bytes / before.payload_bytes:.0%} less); gathering K and V costs"
-        f" {_megabytes(after.kv_bytes)} MB and going home at the end {_megabytes(after.return_bytes)} MB:"
-        f" {_megabytes(total)} MB in all, against {_megabytes(base.payload_bytes)} MB of contiguous and"
-        f" {_megabytes(planned.payload_bytes)} MB of the plan in standard"
-    )
-    change = 1 - planned.copies / base.copies
-    word = f"{change:.1%} fewer" if change > 0 else f"{-change:.1%} more"
-    yield (
-        "standard: tokens return home after every layer, so keeping hops saves nothing here; what is left is"
-        f" co-activation: {word} copies ({base.copies / 2:.2f} -> {planned.copies / 2:.2f} distinct remote devices a"
-        f" token and layer), balance {base.balance:.2f} -> {planned.balance:.2f}"
-    )
-
-
-def _names(demo: Demo) -> list[str]:
-    return [f"{run.name}, {run.dispatch_model}" for run in demo.runs]
-
-
-def _megabytes(number: int) -> str:
-    return f"{number / 1e6:.1f}"
+def _conclusion(demo: Demo) -> Iterator[str]:
+    if exact(demo):
+        yield "The small model gave the same outputs under all plans, and every copy and byte was the one predicted."
+    else:
+        yield "The small model's outputs, copies or bytes differ from what was predicted: please report this."
+    ours, today, *_ = demo.prefill.evaluation.judging.contenders if demo.prefill.evaluation else ()
+    if "step_s" in ours.metrics:
+        times = [TimeUnit.worded(one.metrics["step_s"].value) for one in (today, ours)]
+        yield f"{EXAMPLE}: a step of prefill takes {times[1]} instead of {times[0]} on the hardware of 1."
+    yield f"files     {demo.folder}    next: moeplan solve --trace YOURS --cluster {CLUSTER}"

@@ -9,7 +9,9 @@ What other Pythons carry differs a little; none of the shipped paragraphs is eve
 Legend: I samples; S positions.
 """
 
+import contextlib
 import os
+from collections.abc import Iterator
 from importlib.resources import files
 
 import numpy as np
@@ -98,6 +100,7 @@ def record_embedded(
     meta = TraceMeta(form="tokens", model=model.config.spec(), tokenizer="bytes", recorder="moeplan router hooks")
     position_S = np.arange(sample_tokens, dtype=np.int32)
     with (
+        _one_thread(),  # such small products are slower on several, by much on a busy machine
         atomic_directory(destination) as directory,
         recording(model, directory, meta, kept=kept, weights=weights, embeddings=embeddings) as recorder,
         torch.inference_mode(),
@@ -110,6 +113,17 @@ def record_embedded(
             with recorder.tokens(sample=batch_B.repeat(sample_tokens), position=position_T, phase="prefill"):
                 model(tokens_IS[batch_B])
     return open_trace(destination)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _held_out() -> str:
