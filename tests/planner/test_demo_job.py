@@ -1,39 +1,25 @@
-"""The main job on real processes, and what it must show."""
+"""The demo on real processes, and what it must show."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from moeplan.errors import UsageError
+from moeplan.planner.certify import certify
 from moeplan.planner.demo import job
 from moeplan.planner.demo.job import Demo, run_demo
-from moeplan.planner.demo.report import demo_report, interval_words
+from moeplan.planner.demo.report import demo_report, exact, interval_words
 from moeplan.planner.evaluate.metrics import COPIES, EXCHANGE, EXPERTS
-from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.harness import Place, Start, Step
 from moeplan.profilers.measurement import Measurement
 from moeplan.profilers.profile import load
-from moeplan.runtime.active import load_plan
 from moeplan.runtime.plan import Metric
-from moeplan.solvers.outcome import Status
+from moeplan.runtime.plan import load as load_plan
 from tests.builders import environment, known
-
-
-@pytest.mark.parametrize("measured", [False, True])
-def test_ctrl_c_while_it_measures_or_searches_ends_it(tmp_path: Path, monkeypatch: Any, measured: bool) -> None:
-    profile = SimpleNamespace(complete=measured, cluster=Cluster.parse("1x4"))
-    monkeypatch.setattr("moeplan.profilers.measure.measure", lambda **_: profile)
-    monkeypatch.setattr("moeplan.profilers.profile.save", lambda *_: None)
-    monkeypatch.setattr(job, "record_embedded", lambda *_: None)
-    interrupted = SimpleNamespace(outcome={"placement": SimpleNamespace(status=Status.INTERRUPTED)})
-    monkeypatch.setattr(job, "solve", lambda _: interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run_demo(tmp_path)
-    assert not [*tmp_path.iterdir()]
 
 
 @pytest.fixture(scope="module")
@@ -41,53 +27,83 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return run_demo(tmp_path_factory.mktemp("demo") / "out")
 
 
-def test_every_run_gives_the_outputs_and_the_routing_of_the_single_process(demo: Demo) -> None:
-    runs = [(name, model) for model in ("coherent", "standard") for name in ("contiguous", "plan")]
-    assert [(run.name, run.dispatch_model) for run in demo.runs] == runs
+def test_ctrl_c_ends_it(tmp_path: Path, monkeypatch: Any) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job, "compile_solvers", lambda: None)
+    monkeypatch.setattr(job, "plan_published", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_demo(tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_every_run_gives_the_outputs_and_the_routing_of_a_single_process(demo: Demo) -> None:
+    assert [run.name.split()[0] for run in demo.runs] == ["today", "placement", "pipeline", "samples"]
     assert all(run.misrouted == 0 for run in demo.runs)
     assert all(run.largest_difference < 1e-3 for run in demo.runs)  # float32 logits of about 20
+    assert exact(demo)
 
 
-def test_measured_copies_are_those_of_a_replay_and_predicted_seconds_stand_beside(demo: Demo) -> None:
+def test_copies_and_bytes_are_those_of_a_replay_to_the_last_one(demo: Demo) -> None:
     for run, foretold in zip(demo.runs, demo.replayed, strict=True):
-        assert run.copies == pytest.approx(foretold.metrics[COPIES].value, rel=1e-12)
+        assert run.copies == pytest.approx(foretold.metrics[COPIES].value * demo.num_tokens * 6, rel=1e-12)
+        assert run.payload_bytes == pytest.approx(foretold.metrics["intra_bytes"].value, rel=1e-12)
+        assert run.kv_bytes == (foretold.metrics["kv_bytes"].value if "kv_bytes" in foretold.metrics else 0)
         assert run.exchange_s > 0
         assert run.experts_s > 0
         for predicted in map(foretold.metrics.get, (EXCHANGE, EXPERTS)):
             assert 0 < known(known(predicted).low) <= known(predicted).value <= known(known(predicted).high)
 
 
-def test_the_plan_moves_fewer_bytes_than_contiguous_in_coherent(demo: Demo) -> None:
-    before, after, *_ = demo.runs
-    assert after.payload_bytes < 0.9 * before.payload_bytes
-    assert after.kv_bytes == before.kv_bytes == demo.num_tokens * 6 * 3 * 32 * 4
-    spec = demo.plan.model
-    for run in demo.runs:
-        assert run.payload_bytes == round(run.copies * demo.num_tokens * 6) * (spec.hidden_size or 0) * 4
+def test_each_plan_does_something_else(demo: Demo) -> None:
+    today, placed, piped, moved = demo.runs
+    assert placed.payload_bytes < 0.9 * today.payload_bytes
+    assert placed.kv_bytes == demo.num_tokens * 6 * 3 * 32 * 4
+    assert piped.payload_bytes == today.payload_bytes
+    assert moved.copies < today.copies
+    names = ("today", "placement", "pipeline", "samples")
+    decided = [load_plan(demo.folder / f"{name}.json").decisions.names for name in names]
+    assert decided == [("placement",), ("placement",), ("pipeline",), ("sample_policy",)]
 
 
-def test_the_files_are_where_it_says(demo: Demo) -> None:
-    files = {"profile.json", "profile-beside-run.json", "traces", "plan.json", ".moeplan", "other-traces"}
-    assert {path.name for path in demo.folder.iterdir()} == files
-    active = load_plan(demo.folder / ".moeplan" / "active.json")
-    assert active.model_dump(exclude={"folder"}) == demo.plan.model_dump()
-    assert json.loads((demo.folder / "profile.json").read_text())["complete"]
+def test_a_run_that_differs_is_said(demo: Demo) -> None:
+    for changes in ({"copies": 1}, {"misrouted": 1}, {"largest_difference": 0.1}):
+        other = replace(demo, runs=[*demo.runs[:3], replace(demo.runs[3], **changes)])
+        assert not exact(other)
+        console = Console(width=100, record=True, highlight=False)
+        demo_report(other, console)
+        assert "differ from what was predicted" in console.export_text()
+
+
+def test_the_plan_for_published_hardware_certifies_and_decode_stands_beside(demo: Demo) -> None:
+    plan = demo.prefill
+    certificate = certify(plan, demo.folder / "gpt-oss-20b", demo.folder / "h200_sxm.json", folder=demo.folder)
+    assert "metrics of every contender" in certificate.checks
+    assert plan.verdict is not None
+    assert plan.verdict.value == "benefit"
+    assert plan.options["evaluation"]["tokens_per_step"] == 16_384
+    assert demo.decode.options["evaluation"]["concurrency"] == 1_024
+    assert json.loads((demo.folder / "plan.json").read_text())["plan_sha256"] == plan.plan_sha256
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_its_report_fits_the_screen_and_names_every_run(demo: Demo, width: int) -> None:
+def test_its_screen_has_forty_lines_at_most_and_fits(demo: Demo, width: int) -> None:
     console = Console(width=width, record=True, highlight=False)
     demo_report(demo, console)
-    text = console.export_text()
-    assert max(map(len, text.splitlines())) <= width
-    for words in ("plan, coherent", "contiguous, standard", "K and V", "saves nothing", "ms a forward", "ratio"):
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= 40 + 5 * (width == 80)
+    text = " ".join(lines)
+    for words in ("% of today", "decode", "pipeline", "copies", "measured over predicted"):
         assert words in text
+    assert "every copy and byte" in " ".join(lines[-6:])
 
 
 def test_what_a_run_is_predicted_from_was_measured_at_sizes_of_a_grid_and_on_as_many_ranks(demo: Demo) -> None:
     beside = load(demo.folder / "profile-beside-run.json")
     assert {series.case for series in beside.series.values()} == {"routed_block", "routed_exchange"}
-    assert known(beside.environment).num_ranks == demo.plan.cluster.num_devices
+    assert known(beside.environment).num_ranks == job.CLUSTER.num_devices
     assert not set(beside.series) & {"expert_ffn/fp32", "all_to_all/uint8@4/intra"}
 
 
