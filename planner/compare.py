@@ -112,10 +112,11 @@ class Comparison:
         if all(one.verdict.gain.low is None for one in failing):
             return "one step shows nothing: record more"
         replanning = [(name,) for name, row in STRATEGIES.items() if row.params.replans]
-        placed = [one.path for one in failing if one.paid_when_solved and one.plan.strategies in replanning]
+        placed = [one for one in failing if one.paid_when_solved and one.plan.strategies in replanning]
         if not placed:
             return "solve anew on this trace"
-        return f"re-plan: moeplan solve --from {placed[0]} --trace {self.trace} -o next.json"
+        first, (strategy,) = placed[0].path, placed[0].plan.strategies
+        return f"re-plan: moeplan solve --strategy {strategy} --from {first} --trace {self.trace} -o next.json"
 
 
 def compare(

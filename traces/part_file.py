@@ -30,10 +30,12 @@ class PartSeries:
         It cannot be made.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], meta: TraceMeta, *, rank: int = 0) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], meta: TraceMeta, *, rank: int = 0, start_ns: int | None = None
+    ) -> None:
         self.directory = local_directory(directory)
         self.rank = rank
-        self.start_ns = time.time_ns()
+        self.start_ns = time.time_ns() if start_ns is None else start_ns
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             names = sorted(filter(is_part, os.listdir(self.directory)))

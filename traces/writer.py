@@ -33,6 +33,8 @@ class TraceWriter:
         A flush at this much Arrow memory, the most that is buffered.
     max_seconds
         A flush when the oldest unflushed token is this old, looked at in each `append`.
+    start_ns
+        The time in the names of parts, now unless given; with one of it, equal tokens make traces of equal hash.
 
     Raises
     ------
@@ -49,6 +51,7 @@ class TraceWriter:
         weights: bool = False,
         max_bytes: int = 64 * 2**20,
         max_seconds: float = 30.0,
+        start_ns: int | None = None,
     ) -> None:
         if meta.form != "tokens":
             raise ValueError(f"meta of form {meta.form!r}; expected 'tokens' (write_counts writes the count form)")
@@ -56,7 +59,7 @@ class TraceWriter:
         self.weights = weights
         self.num_tokens = 0
         self.max_seconds = max_seconds
-        self._series = PartSeries(directory, meta, rank=rank)
+        self._series = PartSeries(directory, meta, rank=rank, start_ns=start_ns)
         self._schema = token_schema(meta, weights=weights)
         self._shape = (meta.model.num_layers, meta.model.top_k)
         self._kinds = {name: np.dtype(kind) for name, kind in (SCALARS | CELLS).items() if weights or name != "weights"}

@@ -64,7 +64,7 @@ def solve(
       moeplan solve --strategy eplb --trace traces --profile h200.json -o plan.json
       moeplan solve --strategy pipemoe --on plan.json -o pipelined.json
       moeplan solve --strategy eplb --redundant auto --trace counts --cluster 4x8
-      moeplan solve --from plan.json --trace new-traces -o next.json
+      moeplan solve --strategy exflow --from plan.json --trace new-traces -o next.json
     """
     from ...files import check_target
     from ...traces.dataset import form_of

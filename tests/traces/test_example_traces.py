@@ -40,6 +40,11 @@ def test_the_trace_written_has_the_files_tokens_and_the_models_sizes(tokens: Any
     assert (model.copy_bytes, model.ffn_size, model.attention.kv_size) == (5760, 2880, 2 * 8 * 64)
 
 
+def test_two_writes_have_one_hash(tmp_path: Path) -> None:
+    first, second = (write_example("gpt-oss-20b", tmp_path / name) for name in ("first", "second"))
+    assert first.sha256 == second.sha256
+
+
 def test_every_token_has_distinct_experts_and_positions_count_on_within_a_sequence(tokens: Any) -> None:
     assert (np.diff(np.sort(tokens.ids, axis=2), axis=2) > 0).all()
     assert tokens.ids.max() < EXAMPLES["gpt-oss-20b"].num_experts

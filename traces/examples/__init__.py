@@ -42,6 +42,8 @@ EXAMPLES = {
 def write_example(name: str, destination: str | os.PathLike[str]) -> Trace:
     """Write the example `name` of `EXAMPLES` as a trace of decoded tokens; a sample is a sequence.
 
+    Every time it has the same hash, so that a plan of one copy certifies on another.
+
     Raises
     ------
     UsageError
@@ -53,7 +55,7 @@ def write_example(name: str, destination: str | os.PathLike[str]) -> Trace:
         raise UsageError(f"example {name!r:.60}; expected {', '.join(EXAMPLES)}")
     folder = local_directory(destination)
     meta = TraceMeta(form="tokens", model=EXAMPLES[name], recorder=f"moeplan example {name}")
-    with atomic_directory(folder) as directory, TraceWriter(directory, meta) as writer:
+    with atomic_directory(folder) as directory, TraceWriter(directory, meta, start_ns=0) as writer:
         writer.append(example_tokens(name))
     return open_trace(folder)
 

@@ -1,9 +1,11 @@
 """Running the installed command line as a user does: a process in a folder of its own."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from tests.warm import Finished, warm
 Run = Callable[..., Finished]
 ROOMS = ("planner", "profilers", "solvers", "traces")
 MAIN = "-m", "moeplan.planner.cli"
+TALKATIVE = "from moeplan.planner.cli import main, screen; screen.LINE_S = 0.0; main()"
+PATIENCE_S = 240.0  # on a busy machine
 
 
 @pytest.fixture(scope="session")
@@ -70,15 +74,27 @@ def python(*args: object, cwd: Path | None = None, **environ: str) -> Finished:
 
 
 def started(*args: object, cwd: Path, **environ: str) -> "subprocess.Popen[str]":
-    """`moeplan` that still runs."""
-    command, env = [sys.executable, *MAIN, *map(str, args)], surroundings(environ)
+    """`moeplan` that still runs, and says on stderr all of its progress, not some every ten seconds."""
+    command, env = [sys.executable, "-c", TALKATIVE, *map(str, args)], surroundings(environ)
     return subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_until_said(process: "subprocess.Popen[str]", pattern: str) -> None:
+    """Read what a process says on stderr up to a line in which the pattern is."""
+    assert process.stderr is not None
+    watchdog = threading.Timer(PATIENCE_S, process.kill)
+    watchdog.start()
+    lines = iter(process.stderr.readline, "")
+    try:
+        assert any(re.search(pattern, line) for line in lines), f"{process.args} ended before it said {pattern}"
+    finally:
+        watchdog.cancel()
 
 
 def ended(process: "subprocess.Popen[str]", by: signal.Signals, code: int) -> str:
     """What a process says on stderr that ends by a signal."""
     process.send_signal(by)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     return expected(Finished(process.args, process.returncode, output, errors), code).stderr
 
 

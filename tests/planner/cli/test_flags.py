@@ -16,6 +16,7 @@ from moeplan.planner.cli.solve import solve
 from moeplan.planner.params import Flag, choices, flags_of, option_of
 from moeplan.planner.request import Phase, Request
 from moeplan.planner.strategies.registry import STRATEGIES, strategy
+from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.decisions import DISPATCH_MODELS
 from moeplan.solvers.netmoe import METHODS
 from moeplan.solvers.replicas import ReplayRule
@@ -44,9 +45,22 @@ def catching(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture
+def anything_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traces, profiles and plans that a request names are taken for there; what has no cluster has one of 2x2."""
+    monkeypatch.setattr("moeplan.traces.dataset.form_of", lambda _: "tokens")
+    monkeypatch.setattr("moeplan.planner.request.profile_for", lambda path: path)
+    monkeypatch.setattr("moeplan.planner.request.cluster_for", lambda asked, *_, **__: Cluster.parse(asked or "2x2"))
+
+
 def requested(*args: str, by: str = "eplb") -> Request:
+    """What `moeplan solve` asks for by a strategy, for a cluster; its refusals are raised."""
+    return asked_for("--strategy", by, "--cluster", "2x2", *args)
+
+
+def asked_for(*args: str) -> Request:
     """What `moeplan solve` asks for; its refusals are raised."""
-    result = CliRunner().invoke(app, ["--strategy", by, "--cluster", "2x2", *args])
+    result = CliRunner().invoke(app, args)
     if isinstance(result.exception, Asked):
         return result.exception.args[0]  # type: ignore[no-any-return]
     assert result.exception is not None
@@ -152,11 +166,18 @@ def test_pins_and_dead_devices_are_sorted_and_each_once_and_slots_are_numbers_or
         (["s3://bucket/a", "s3://bucket/b:2"], (("s3://bucket/a", 1.0), ("s3://bucket/b", 2.0))),
     ],
 )
+@pytest.mark.usefixtures("anything_is_there")
 def test_a_weight_follows_the_last_colon_unless_that_is_a_traces_name(given: list[str], mixture: Any) -> None:
     Path("run-12:30").mkdir()
     asked = requested(*(word for path in given for word in ("--trace", path)))
     assert asked.mixture == mixture
     assert asked.trace == (mixture[0][0] if mixture else (given or ["traces"])[0])
+
+
+@pytest.mark.usefixtures("anything_is_there")
+@pytest.mark.parametrize("example", re.findall(r"^ +moeplan solve (.+)$", solve.__doc__ or "", re.MULTILINE))
+def test_every_example_of_the_help_is_a_request(example: str) -> None:
+    assert asked_for(*example.split()).cluster.num_devices > 1
 
 
 def test_the_words_a_user_may_choose_from_are_those_the_planner_knows() -> None:

@@ -31,7 +31,7 @@ def piped(fresh_moeplan: Any, make_trace: Any, make_profile: Any, tmp_path_facto
     folder = tmp_path_factory.mktemp("pipelined")
     (folder / "traces").symlink_to(make_trace(samples=60, tokens=200).path)
     (folder / "profile.json").symlink_to(make_profile())
-    fresh_moeplan("solve", "--dispatch", "standard", "-o", "base.json", cwd=folder)
+    fresh_moeplan("solve", "--strategy", "exflow", "--dispatch", "standard", "-o", "base.json", cwd=folder)
     fresh_moeplan("solve", "--strategy", "pipemoe", "--on", "base.json", cwd=folder)
     return folder
 
@@ -100,7 +100,7 @@ def compared(moeplan: Any, make_trace: Any, tmp_path_factory: pytest.TempPathFac
     (home / "traces").symlink_to(make_trace(samples=80).path)
     (home / "new").symlink_to(make_trace(samples=90, seed=1).path)
     (home / "wider").symlink_to(make_trace(samples=8, experts=16).path)
-    moeplan("solve", "--cluster", "2x2", "--objective", "copies", cwd=home)
+    moeplan("solve", "--strategy", "exflow", "--cluster", "2x2", "--objective", "copies", cwd=home)
     moeplan("solve", "--cluster", "2x2", "--strategy", "contiguous", "-o", "plain.json", cwd=home)
     return home
 
@@ -152,7 +152,7 @@ def test_what_cannot_be_compared_is_one_line(refuse: Any, compared: Path, args: 
 
 
 SEARCHED_CPU_S = 8.0  # start, a second of search on two threads, and some of the bound, which would take a minute
-THOROUGH = ("--time-limit", "1", "--bound", "thorough", "--fit-fraction", "1")
+THOROUGH = ("--strategy", "exflow", "--time-limit", "1", "--bound", "thorough", "--fit-fraction", "1")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from moeplan.planner.cli.trace import record
 from moeplan.planner.demo.text import record_embedded
 from moeplan.traces.reader import open_trace
 from tests.builders import known
-from tests.planner.cli.conftest import ended, started
+from tests.planner.cli.conftest import ended, started, wait_until_said
 
 TEXT = "the quick brown fox jumps over the lazy dog, again and again.\n" * 8
 
@@ -127,10 +126,7 @@ def test_ctrl_c_leaves_a_readable_trace_and_exits_with_130(folder: Path, model: 
     (folder / "long.txt").write_text(TEXT * 400)
     args = ("--text", "long.txt", "--generate", "50", "--batch-samples", "1")
     process = started("trace", "record", model, *args, cwd=folder)
-    deadline = time.monotonic() + 60
-    while not (folder / "traces").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(1.5)
+    wait_until_said(process, r"^moeplan: recorded [1-9]")
     errors = ended(process, signal.SIGINT, 130)
     assert "interrupted" in errors
     assert open_trace(folder / "traces").num_tokens > 0
