@@ -64,10 +64,14 @@ class Cut:
         return cls(degree_L, np.ones_like(degree_L) if calls is None else calls, share_CL)
 
     def parts(self, rows: Ints, calls: Ints | int = 1) -> list[Ints]:
-        """Rows of each chunk, or of each of its `calls` `[L]`, of `rows` `[B, L, ...]`, rounded up to whole rows."""
+        """Rows of each chunk, or of each of its `calls` `[L]`, of `rows` `[B, L, ...]`, rounded up to whole rows.
+
+        Layers that nothing cuts keep their rows, which are broken where they are mean or expected ones.
+        """
         other_axes = (1,) * (rows.ndim - 2)
         if self.shares is None:
-            return [-(-rows // (calls * self.degree).reshape(-1, *other_axes))]
+            pieces = (calls * self.degree).reshape(-1, *other_axes)
+            return [np.where(pieces == 1, rows, -(-rows // pieces))]
         parts = (self.shares / calls).reshape(*self.shares.shape, *other_axes)
         return [np.ceil(part * rows - SLACK).astype(np.int64) for part in parts]
 

@@ -31,7 +31,7 @@ def test_the_same_seed_gives_the_same_plan_and_another_seed_another_split(make_t
 
 def test_a_request_that_a_trace_cannot_meet_says_what_could(make_trace: Any) -> None:
     with pytest.raises(InputError, match="--fit-fraction 1"):
-        planned(make_trace(samples=1), cluster="1x2")
+        planned(make_trace(samples=1), cluster="1x2", fit_fraction=0.5)
     for changes, words in (
         ({"redundant": 3}, "--redundant 4"),
         ({"slots": 3}, "at least 4 a device"),
@@ -42,10 +42,16 @@ def test_a_request_that_a_trace_cannot_meet_says_what_could(make_trace: Any) -> 
             planned(make_trace(), **{"cluster": "1x2"} | changes)
 
 
+def test_one_sample_alone_is_fitted_whole_unless_a_share_is_asked_for(make_trace: Any) -> None:
+    alone, two = (planned(make_trace(samples=count), "eplb", cluster="1x2") for count in (1, 2))
+    assert (alone.inputs.trace.split.fit_fraction, alone.evaluation.held_out) == (1.0, None)
+    assert (two.inputs.trace.split.fit_fraction, two.evaluation.held_out.num_samples) == (0.5, 1)
+
+
 @pytest.mark.parametrize(
     ("strategy", "changes", "words"),
     [
-        ("magic", {}, "--strategy magic; expected one of exflow, pipemoe"),
+        ("magic", {}, "--strategy magic; expected one of auto, exflow, pipemoe"),
         ("exflow", {"max_load": NAN}, "--max-load nan; expected 1"),
         ("exflow", {"time_limit_s": 0.0}, "--time-limit"),
         ("exflow", {"method": "exact"}, "--method exact with --strategy exflow; expected annealing or sweeps"),

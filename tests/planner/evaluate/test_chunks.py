@@ -159,11 +159,12 @@ def test_chunks_end_when_a_simulation_of_them_does(chunks: Any, degree: int, ful
 
 
 def test_a_step_is_attention_and_both_passes(make_trace: Any, make_profile: Any, tmp_path: Path) -> None:
-    plan = planned(training(make_trace(samples=40), tmp_path), "pipemoe", profile=make_profile())
+    plan = planned(training(make_trace(samples=40, tokens=400), tmp_path), "pipemoe", profile=make_profile())
+    assert min(plan.decisions.pipeline.forward) > 1
     parts = [seconds(plan, "plan/standard", name) for name in ("attention_s", "moe_s", "moe_backward_s")]
     assert seconds(plan, "plan/standard", "step_s") == pytest.approx(sum(parts))
     busy = [seconds(plan, "plan/standard", name) for name in ("dispatch_s", "experts_s", "combine_s")]
-    assert max(busy[0] + busy[2], busy[1]) <= parts[1] <= sum(busy)
+    assert max(busy[0] + busy[2], busy[1]) <= parts[1] < sum(busy)
     assert (plan.verdict.metric, plan.verdict.against) == ("step_s", "contiguous/standard")
 
 
