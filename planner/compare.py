@@ -115,7 +115,7 @@ class Comparison:
         placed = [one.path for one in failing if one.paid_when_solved and one.plan.strategies in replanning]
         if not placed:
             return "solve anew on this trace"
-        return f"re-plan: moeplan solve --from {placed[0]} --trace {self.trace} -o next.json"
+        return f"re-plan: moeplan solve --strategy exflow --from {placed[0]} --trace {self.trace} -o next.json"
 
 
 def compare(
