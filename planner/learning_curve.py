@@ -84,7 +84,7 @@ def learning_curve(request: Request, *, on_progress: Callable[[str], None] = lam
     on loads, a thorough bound, nothing held out or too few units to halve; Ctrl-C is `KeyboardInterrupt`.
     """
     if request.strategy != "exflow" or request.previous is not None:
-        raise UsageError("--learning-curve with --from or another strategy; it is of exflow's placements from nothing")
+        raise UsageError("--learning-curve with --from or another strategy; it is of exflow's placements alone")
     if request.fit_fraction == 1:
         raise UsageError("--learning-curve with --fit-fraction 1; expected units held out to judge by: give less")
     task = task_for(request, on_progress)

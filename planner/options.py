@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError, model_validator
 from ..errors import InputError
 from ..runtime.decisions import Degree, DispatchModel, PipelineDecision, Record, Sha256, SidecarFile
 from ..runtime.plan import Metric, Plan, Verdict
+from ..solvers.outcome import Status
 from .evaluate.steps import StepSize, Use, size_of
 
 MAX_SECONDS = 1e12  # of one figure: sums over all chunks of a layer stay finite
@@ -18,6 +19,8 @@ Reason = Annotated[str, Field(max_length=256)]
 Refined = Literal["sum", "steps", "robust"]
 By = Literal["published"] | Refined  # what a placement of eplb is made by
 TimedMetric = Literal["step_s", "experts_s"]
+Currency = Literal["step_s", "balance"]
+Ended = Literal[Status.FEASIBLE, Status.TIME_LIMIT, Status.INTERRUPTED]
 NEAR = 1.02  # of the best: as good
 
 StepNumber = Annotated[int, Field(ge=1, lt=2**31)]
@@ -240,12 +243,13 @@ class Tried(Record):
     """A candidate of auto, decided by a part of the fitted units, and its figures on the part that judges."""
 
     parts: tuple[str, ...] = Field(min_length=1)  #: Its parts by name, in the order they were decided
+    decisions: tuple[str, ...]  #: What it decides
     dispatch_model: DispatchModel
     #: inner, shown: its gain over today, a share, on the fitted units that did not decide it, and whether that has an
     #: interval
     inner: float
     shown: bool
-    share: Metric | None  #: The same on the part that judges
+    share: Metric  #: The same on the part that judges
     engines: tuple[str, ...]  #: Engines whose files carry all of it
     #: metrics, today: its figures there, and today's beside it
     metrics: Mapping[str, float]
@@ -262,10 +266,11 @@ class AutoOptions(Options):
 
     key = "auto"
 
-    engine: str | None
+    engine: str | None  #: What must be able to carry it out, where asked for
+    metric: Currency  #: What candidates are compared by
     tried: tuple[Tried, ...] = Field(min_length=1)
     refused: Mapping[str, str]  #: Why parts could not be tried, by name
-    interrupted: bool = False
+    status: Ended = Status.FEASIBLE  #: Whether all was tried, or the best was kept at the time limit or at Ctrl-C
 
 
 class EvaluationOptions(Options):

@@ -82,7 +82,7 @@ class Request:
             )
         if self.previous is not None and not self.params.replans:
             planning = " and ".join(name for name, row in STRATEGIES.items() if row.params.replans)
-            mend = f"only {planning} re-plans: solve anew without it"
+            mend = f"only {planning} re-plans: give --strategy {planning}, or solve anew without it"
             raise UsageError(f"--from with --strategy {self.strategy}; {mend}")
         if self.previous is not None and self.on is not None:
             raise UsageError("--from with --on; leave one of them away")

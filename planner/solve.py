@@ -10,12 +10,12 @@ from ..errors import UsageError
 from ..files import sha256_file
 from ..runtime.decisions import Decisions, SidecarFile
 from ..runtime.plan import FileInput, Inputs, Plan, SizedGain, Split, TraceInput, load
-from ..solvers.outcome import Outcome
+from ..solvers.outcome import Outcome, Status
 from ..traces.count_form import CountTrace
 from .evaluate.evaluate import Evaluated, evaluate, verdict
 from .evaluate.journey import Contender, contiguous_in, journey_of, today
 from .evaluate.metrics import METRICS
-from .options import EvaluationOptions
+from .options import AutoOptions, EvaluationOptions
 from .request import Request
 from .sidecars import save_with
 from .strategies.registry import strategy
@@ -31,6 +31,13 @@ class Made:
 
     plan: Plan
     sidecars: Mapping[str, bytes]
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the search, so that this is the best found until then."""
+        ends = [one.status for one in self.plan.outcome.values()]
+        ends += [AutoOptions.of(self.plan).status] if AutoOptions.key in self.plan.options else []
+        return Status.INTERRUPTED in ends
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan with its sidecars; parameters and errors as in `sidecars.save_with`."""
@@ -180,6 +187,8 @@ def _base(chosen: Strategy, request: Request) -> Plan | None:
     """The plan that the decision is added to, where the two go together."""
     if request.on is None:
         return None
+    if not chosen.decides:
+        raise UsageError(f"--on with --strategy {chosen.name}; say which strategy adds to that plan")
     base = load(request.on)
     if other := [name for name in base.decisions.names if name not in chosen.beside]:
         what = "again" if chosen.decides in other else f"beside {' and '.join(other)}"

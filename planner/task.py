@@ -6,7 +6,7 @@ Legend: U units; B steps; L MoE layers; E experts.
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -120,14 +120,20 @@ class Task:
         return known
 
     @cached_property
-    def _fitted(self) -> Bools:
-        """Mask of the units that are not held out, `[U]`."""
-        return self.index.fitted(seed=self.request.seed, fraction=self.fit_fraction)
+    def _seen(self) -> Bools:
+        """Mask of the units that are not held out, `[U]`; some are, and unless all were asked for some are held out."""
+        seen_U = self.index.fitted(seed=self.request.seed, fraction=self.fit_fraction)
+        if not seen_U.any() or (self.fit_fraction < 1 and seen_U.all()):
+            raise InputError(
+                f"{self.source.path}: {len(seen_U)} {self.index.kind}s split into {seen_U.sum()} to fit and"
+                f" {(~seen_U).sum()} held out; expected some of both. Record more, or give --fit-fraction 1"
+            )
+        return seen_U
 
     @cached_property
     def judging(self) -> Bools:
         """Mask of the units that judge, `[U]`: those not fitted, else the fitted ones."""
-        others_U = (self._fitted & ~self.fitted) if self.inner else ~self.fitted
+        others_U = (self._seen & ~self.fitted) if self.inner else ~self.fitted
         return others_U if others_U.any() else self.fitted
 
     @property
@@ -139,16 +145,11 @@ class Task:
 
     @cached_property
     def fitted(self) -> Bools:
-        """Mask of the fitted units, `[U]`; some are, and unless all were asked for some are held out."""
-        index, fitted_U = self.index, self._fitted
-        if self.inner:
-            return fitted_U & index.fitted(seed=self.request.seed, fraction=INNER, salt="inner:")
-        if not fitted_U.any() or (self.fit_fraction < 1 and fitted_U.all()):
-            raise InputError(
-                f"{self.source.path}: {len(fitted_U)} {index.kind}s split into {fitted_U.sum()} to fit and"
-                f" {(~fitted_U).sum()} held out; expected some of both. Record more, or give --fit-fraction 1"
-            )
-        return fitted_U
+        """Mask of the fitted units, `[U]`: those not held out; `inner`: some of them, all where there is only one."""
+        if not self.inner:
+            return self._seen
+        part_U = self._seen & self.index.fitted(seed=self.request.seed, fraction=INNER, salt="inner:")
+        return part_U if part_U.any() and (self._seen & ~part_U).any() else self._seen
 
     @cached_property
     def use(self) -> Use | None:
@@ -215,8 +216,8 @@ class Task:
 
     @cached_property
     def replay(self) -> Replay:
-        """Tallies journeys, each once."""
-        return RememberingReplay(self.tallied)
+        """Tallies journeys, each once for all tasks on a trace."""
+        return self._once(("replay",), lambda: RememberingReplay(self.tallied))
 
     @cached_property
     def members(self) -> list[tuple[float, Self]]:
@@ -248,6 +249,11 @@ class Task:
     def scenes(self) -> list[tuple[float, Scene]]:
         """The scene of each trace, with its weight."""
         return [(weight, one.scene) for weight, one in self.members]
+
+    @property
+    def judging_scenes(self) -> list[tuple[float, Scene]]:
+        """The same with the part that judges alone."""
+        return [(weight, self._once(("judging", scene), partial(_judging, scene))) for weight, scene in self.scenes]
 
     def resized(self, factor: float) -> list[tuple[float, Scene]]:
         """The scene of each trace on the part that judges alone, in steps of another size."""
@@ -310,3 +316,8 @@ class Task:
             home="none" if by_counts else "source_rank" if recorded else "ordinal",
             step="derived" if derived else "recorded",
         )
+
+
+def _judging(scene: Scene) -> Scene:
+    """A scene with its last part alone."""
+    return dataclasses.replace(scene, cohorts=scene.cohorts[-1:])

@@ -20,7 +20,7 @@ from ..strategies.strategy import Again, Strategy
 from .certificate import Certificate, certifiable_profile, certifiable_trace, check_profile, check_trace
 from .judged import check_judged
 from .recounted import mixture_of, task_of
-from .structure import check_structure, strategies_of
+from .structure import check_structure, chosen_by, strategies_of
 
 __all__ = ["Certificate", "certifiable_profile", "certifiable_trace", "certify"]
 
@@ -58,7 +58,7 @@ def certify(
     named = () if folder is None and trace is None else sidecars_in(plan.decisions)
     sidecars = {file.file: _contents(file, place) for file in named}
     strategies = strategies_of(plan)
-    for chosen in strategies:
+    for chosen in (*strategies, *chosen_by(plan)):
         _recheck_alone(chosen, plan, certificate)
     certificate.unchecked.clear()  # those were of figures, none of which is checked without a trace
     if profile is not None:

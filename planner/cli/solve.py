@@ -60,6 +60,7 @@ def solve(
 
     \b
     Examples:
+      moeplan solve --trace traces --cluster 2x8 --engine sglang --time-limit 60
       moeplan solve --strategy exflow --trace traces --cluster 2x8 -o plan.json
       moeplan solve --strategy eplb --trace traces --profile h200.json -o plan.json
       moeplan solve --strategy pipemoe --on plan.json -o pipelined.json
@@ -108,7 +109,7 @@ def solve(
         print_json({"plan": str(path)} | plan.model_dump(mode="json", exclude={"decisions"}))
     else:
         solve_report(plan, path, console(), verbose=verbose)
-    if any(outcome.status == "interrupted" for outcome in plan.outcome.values()):
+    if solved.interrupted:
         end_interrupted(f"{path} holds the best found until then")
 
 

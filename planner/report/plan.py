@@ -13,6 +13,7 @@ from rich.console import Console
 from ...runtime.plan import Part, Plan
 from ...solvers.outcome import Outcome
 from ...solvers.placement import Placement
+from ..certify.structure import chosen_by
 from ..document import Section, Text, to_console
 from ..evaluate.metrics import METRICS
 from ..evaluate.price import STEP
@@ -46,8 +47,10 @@ OBJECTIVES = {
 def solve_report(plan: Plan, path: Path, console: Console, *, verbose: bool = False) -> None:
     """Print a plan that was just solved, where it is, and what to do next."""
     pays = plan.verdict is None or plan.verdict.value == "benefit"
-    pays = pays and all(one.to_apply(plan) for one in _strategies(plan))
-    wrote = Text.of(f"wrote {path}" + (f"    next: moeplan apply {path}" if pays else ""))
+    strategies = _strategies(plan)
+    pays = pays and all(one.to_apply(plan) for one in strategies)
+    flags = "".join(one.apply_flags(plan) for one in strategies)
+    wrote = Text.of(f"wrote {path}" + (f"    next: moeplan apply {path}{flags}" if pays else ""))
     to_console([*plan_sections(plan, console.width), Section("", (wrote,))], console, verbose=verbose)
 
 
@@ -77,8 +80,8 @@ def plan_sections(plan: Plan, width: int = 100) -> list[Section]:
 
 def _strategies(plan: Plan) -> list[Strategy]:
     """What decided the plan, the last first, but for what chose among others."""
-    names = [*plan.strategies, *(key for key in plan.options if key in STRATEGIES)]
-    return [strategy(name) for name in reversed(names) if name in STRATEGIES]
+    decided = [strategy(name) for name in plan.strategies if name in STRATEGIES]
+    return [*reversed(chosen_by(plan)), *reversed(decided)]
 
 
 def _about(plan: Plan) -> str:

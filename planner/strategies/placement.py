@@ -25,7 +25,7 @@ from ...traces.counts import Counts, Pairs, count
 from ..evaluate.journey import Contender, Journey, contiguous_in
 from ..evaluate.splits import loads_of
 from ..options import PlacementOptions
-from ..params import Params
+from ..params import Params, PlacementParams
 from ..task import Task
 from .strategy import Again, Solution, Strategy
 
@@ -41,6 +41,12 @@ class PlacementStrategy(Strategy):
     """A strategy that places experts by counts of the fitted units."""
 
     decides = "placement"
+
+    def titled(self, params: Params) -> str:
+        """The strategy by name, with its replicas."""
+        asked = PlacementParams.of(params)
+        replicas = f", {asked.redundant} replicas" if asked.redundant else ""
+        return super().titled(replace(asked, redundant=0)) + replicas
 
     def counted_pairs(self, task: Task) -> tuple[Pairs, bool]:
         """Pairs of experts to count, and whether those inside layers are counted too."""

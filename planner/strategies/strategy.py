@@ -14,7 +14,7 @@ from ..evaluate.evaluate import Evaluated
 from ..evaluate.journey import Contender, Journey, passes_of
 from ..evaluate.metrics import copies_metric
 from ..evaluate.scene import BACKWARD, Passes, Scene
-from ..params import Params
+from ..params import Params, flags_of, option_of
 
 if TYPE_CHECKING:
     from ..certify.certificate import Certificate
@@ -57,7 +57,7 @@ class Strategy:
     """A strategy; one folder each, and a row in `registry`."""
 
     name: ClassVar[str]
-    decides: ClassVar[str]  #: Key of its decision in a plan
+    decides: ClassVar[str] = ""  #: Key of its decision in a plan; empty: it chooses among other strategies
     #: Dispatch models it makes sense under, the default first
     dispatch_models: ClassVar[tuple[DispatchModel, ...]] = ("standard",)
     beside: ClassVar[frozenset[str]] = frozenset()  #: Decisions that its base (`--on`) may hold
@@ -98,6 +98,21 @@ class Strategy:
 
         return (STRATEGIES[self.name].params(),)
 
+    def titled(self, params: Params) -> str:
+        """The strategy by name, with what sets its parameters apart from others that auto tries."""
+        usual = type(params)()
+        asked = [
+            f"{option_of(name, one)} {getattr(params, name)}"
+            for name, one in flags_of(type(params))
+            if getattr(params, name) != getattr(usual, name)
+        ]
+        return ", ".join([self.name, *asked])
+
+    def stands_on(self, plan: Plan) -> bool:
+        """Check whether its decision may be added to those of a plan."""
+        decided = {*plan.decisions.names}
+        return decided <= self.beside and self.decides not in decided and plan.dispatch_model != "coherent"
+
     def settled(self, params: Params, plan: Plan) -> Params:
         """The parameters with what was chosen by trying, so that the same is decided again on more samples."""
         return params
@@ -128,6 +143,10 @@ class Strategy:
     def to_apply(self, plan: Plan) -> bool:
         """Whether a plan that pays is better applied than another one kept."""
         return True
+
+    def apply_flags(self, plan: Plan) -> str:
+        """Flags of `moeplan apply` that carry the plan out as was asked for."""
+        return ""
 
     def remarks(self, plan: Plan, part: Part) -> Iterator[str]:
         """Remarks on the judging part, the most important first."""

@@ -1,11 +1,15 @@
 """Screen and page of an auto plan: all candidates in one currency, what each part adds, what does not pay, and why."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from ....runtime.decisions import PipelineDecision
 from ....runtime.plan import Part, Plan
+from ....solvers.outcome import Status
 from ...document import Column, Table
 from ...evaluate.evaluate import MATTERS
-from ...evaluate.metrics import ATTENTION, BALANCE, COMBINE, COPIES, DISPATCH, EXPERTS, KV, MOE, TAIL
+from ...evaluate.metrics import ATTENTION, BALANCE, COMBINE, COPIES, DISPATCH, EXPERTS, KV, TAIL
 from ...evaluate.price import IDEAL, STEP
 from ...figures import TimeUnit
 from ...options import AutoOptions, Tried
@@ -17,90 +21,133 @@ PARTS = {
     "experts take": (EXPERTS,),
 }
 MOST_ROWS = 10
+ENDED = {Status.TIME_LIMIT: "time limit", Status.INTERRUPTED: "interrupted"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of the table: a candidate, or today."""
+
+    name: str
+    share: float  #: Of today's figure
+    whole: bool  #: Whether layers are not cut into chunks
+    metrics: Mapping[str, float]
 
 
 def table(plan: Plan, part: Part) -> Table:
-    """The candidates beside today, the fastest first."""
+    """The candidates beside today, the fastest first; of many the slowest are left out."""
     options = AutoOptions.of(plan)
-    today = options.tried[0].today
-    metric = STEP if all(STEP in one.metrics and STEP in one.today for one in options.tried) else BALANCE
-    best, *others = [(one.name, _share(one, metric), one.metrics) for one in options.tried]
-    others = sorted(others, key=lambda row: row[1])[: MOST_ROWS - 2]
-    rows = sorted([(f"{best[0]} (plan)", *best[1:]), *others, ("today", 1.0, today)], key=lambda row: row[1])
-    columns = [Column("", [name for name, _, _ in rows])]
-    if metric == STEP:
-        seconds = [share * today[STEP] for _, share, _ in rows]
-        unit = TimeUnit.up_to(max(seconds))
-        columns.append(Column(f"step, {unit.name}", [unit.text(one) for one in seconds]))
-    columns.append(Column("% of today", [f"{100 * share:.0f}" for _, share, _ in rows]))
-    if metric == STEP and IDEAL in today:
-        ideal = today[IDEAL] / today[STEP]
-        whole = [share and MOE not in metrics for _, share, metrics in rows]
-        shares = [f"{100 * ideal / share:.0f}" if one else "-" for one, (_, share, _) in zip(whole, rows, strict=True)]
-        columns.append(Column("% of ideal", shares))
-    columns.append(Column("balance (p95)", [_balance(metrics) for _, _, metrics in rows]))
-    copies = [metrics.get(COPIES) for _, _, metrics in rows]
-    columns.append(Column("copies/token", ["-" if one is None else f"{one:.2f}" for one in copies]))
+    today, best, others = options.tried[0].today, options.tried[0], _by_share(options.tried[1:])[: MOST_ROWS - 2]
+    rows = [
+        Row(one.name + (" (plan)" if one is best else ""), 1 - one.share.value, _whole(one), one.metrics)
+        for one in (best, *others)
+    ]
+    rows = sorted([*rows, Row("today", 1.0, whole=True, metrics=today)], key=lambda row: row.share)
+    columns = [Column("", [row.name for row in rows])]
+    if options.metric == STEP:
+        unit = TimeUnit.up_to(max(row.share for row in rows) * today[STEP])
+        columns.append(Column(f"step, {unit.name}", [unit.text(row.share * today[STEP]) for row in rows]))
+    columns.append(Column("% of today", [f"{100 * row.share:.0f}" for row in rows]))
+    if options.metric == STEP and IDEAL in today:
+        columns.append(Column("% of ideal", [_of_ideal(row, today) for row in rows]))
+    columns.append(Column("balance (p95)", [_balance(row.metrics) for row in rows]))
+    if all(COPIES in row.metrics for row in rows):
+        columns.append(Column("copies/token", [f"{row.metrics[COPIES]:.2f}" for row in rows]))
     return Table(columns)
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
-    """What each part adds, and what is not worth it and why."""
+    """What each part adds, what engines carry out, and what is not worth it and why."""
     options = AutoOptions.of(plan)
     best, others = options.tried[0], options.tried[1:]
-    shares = {one.parts: one.share.value for one in options.tried if one.share is not None}
-    if len(best.parts) > 1 and best.parts in shares:
-        gains = [shares.get(best.parts[:end]) for end in range(1, len(best.parts))] + [shares[best.parts]]
-        added = [
-            f"{name} {100 * (before - gain):+.1f} points"
-            for name, before, gain in zip(best.parts, [0.0, *gains], gains, strict=False)
-            if before is not None and gain is not None
-        ]
-        yield f"what each part adds: {', '.join(added)}"
-    carried = dict[tuple[str, ...], Tried]()
-    for one in sorted(others, key=lambda one: -one.inner):
+    if options.status is not Status.FEASIBLE:
+        yield f"{ENDED[options.status]}: the best found until then; what was not tried, or not judged, is left out"
+    yield from _added(options)
+    yield from _carried(options)
+    for one in others:
+        if len(one.parts) == 1 and one.parts[0] not in best.parts and (reason := _why(one, options)):
+            yield f"not worth it: {one.name}, {reason}"
+    alike = dict[str, list[str]]()
+    for name, reason in options.refused.items():
+        alike.setdefault(_shortened(reason, plan), []).append(name)
+    for reason, names in alike.items():
+        yield f"not tried: {'; '.join(names)}: {reason}"
+
+
+def _added(options: AutoOptions) -> Iterator[str]:
+    """What each part adds to those before it, on the part that judges."""
+    best, shares = options.tried[0], {one.parts: one.share.value for one in options.tried}
+    ends = range(1, len(best.parts) + 1)
+    if len(best.parts) > 1 and all(best.parts[:end] in shares for end in ends):
+        gains = [0.0, *(shares[best.parts[:end]] for end in ends)]
+        added = [f"{name} {100 * (gains[at] - gains[at + 1]):+z.1f}" for at, name in enumerate(best.parts)]
+        yield f"what each part adds, in % of today: {', '.join(added)}"
+
+
+def _carried(options: AutoOptions) -> Iterator[str]:
+    """What engines carry out: the plan, or the best of what they can; nothing where one was asked for."""
+    best, carried = options.tried[0], dict[tuple[str, ...], Tried]()
+    if options.engine is not None:
+        return
+    if best.engines:
+        yield f"for {', '.join(best.engines)}, too: moeplan apply with --engine NAME -o DIR"
+        return
+    for one in sorted(options.tried, key=lambda one: -one.inner):
         if one.engines and one.inner >= MATTERS:
             carried.setdefault(one.engines, one)
-    if carried and not best.engines:
-        listed = "; ".join(f"{', '.join(engines)}: {one.name}, {_change(one)}" for engines, one in carried.items())
-        yield f"moeplan.runtime carries it out; what engines can (--engine NAME): {listed}"
-    for one in others:
-        if len(one.parts) == 1 and one.parts[0] not in best.parts:
-            yield f"not worth it: {one.name}, {_why(one, best)}"
-    if options.interrupted:
-        yield "interrupted: what was not tried until then is left out"
-    for name, reason in options.refused.items():
-        yield f"not tried: {name}: {reason}"
+    listed = "; ".join(f"{', '.join(engines)}: {one.name}, {_change(one)}" for engines, one in carried.items())
+    yield "moeplan.runtime carries it out" + (f"; what engines can (--engine NAME): {listed}" if listed else "")
 
 
-def _share(one: Tried, metric: str) -> float:
-    """A candidate's figure over today's."""
-    return one.metrics[metric] / one.today[metric] if one.today.get(metric) else 1.0
+def _why(one: Tried, options: AutoOptions) -> str:
+    """Why a candidate is not worth it, where its row in the table does not say it: it is slower, or hardly faster."""
+    best, change = options.tried[0], _change(one)
+    if not one.shown:
+        return f"{change}, which a single step does not show: give fewer tokens a step, or record more"
+    if one.share.value > best.share.value:  # here, not where they were compared
+        less = "within 1 % of the plan, which needs less" if _near(one, best) else "less than the plan"
+        return f"{change} here, but {_change(one, inner=True)} on the samples they were compared on: {less}"
+    if one.share.value >= MATTERS:
+        return ""
+    grown = {
+        name: sum(one.metrics.get(part, 0.0) - one.today.get(part, 0.0) for part in parts)
+        for name, parts in PARTS.items()
+    }
+    name = max(grown, key=lambda part: grown[part])
+    if grown[name] > 0 and options.metric == STEP:
+        return f"{change}: {name} {TimeUnit.worded(grown[name])} more"
+    return change
+
+
+def _near(one: Tried, best: Tried) -> bool:
+    return best.inner - one.inner < MATTERS
+
+
+def _by_share(tried: Sequence[Tried]) -> list[Tried]:
+    return sorted(tried, key=lambda one: -one.share.value)
+
+
+def _whole(one: Tried) -> bool:
+    return PipelineDecision.key not in one.decisions
+
+
+def _of_ideal(row: Row, today: Mapping[str, float]) -> str:
+    """Percent of the step under even loads, nothing else of today changed; of layers in chunks nothing."""
+    return f"{100 * today[IDEAL] / today[STEP] / row.share:.0f}" if row.whole and row.share else "-"
 
 
 def _balance(metrics: Mapping[str, float]) -> str:
     return f"{metrics[BALANCE]:.2f} ({metrics[TAIL]:.2f})" if BALANCE in metrics and TAIL in metrics else "-"
 
 
-def _change(one: Tried) -> str:
+def _change(one: Tried, *, inner: bool = False) -> str:
     """Gain as a change in percent."""
-    return f"{-100 * one.share.value:+z.1f} %" if one.share else "0 %"
+    share = one.inner if inner else one.share.value
+    return f"{-100 * share:+z.1f} %" if round(1000 * share) else "0 %"
 
 
-def _why(one: Tried, best: Tried) -> str:
-    """What takes longer than today, or that it gains less than the plan, or no more for what it needs."""
-    if one.share is None:
-        return "which changes nothing"
-    change = _change(one)
-    if not one.shown:
-        return f"{change}, which a single step does not show: give fewer tokens a step, or record more"
-    grown = {
-        name: sum(one.metrics.get(part, 0.0) - one.today.get(part, 0.0) for part in parts)
-        for name, parts in PARTS.items()
-    }
-    name = max(grown, key=lambda part: grown[part])
-    if one.share.value < MATTERS and grown[name] > 0 and STEP in one.metrics:
-        return f"{change}: {name} {TimeUnit.worded(grown[name])} more"
-    if best.share is None or one.share.value <= best.share.value:
-        return change
-    return f"{change}, within 1 % of the plan, which needs less, where they were compared"
+def _shortened(reason: str, plan: Plan) -> str:
+    """What was found, of an error: without the file before it, and without what was expected and the mend after it."""
+    for source in (plan.inputs.trace, plan.inputs.profile):
+        reason = reason.removeprefix(f"{source and source.path}: ")
+    return re.split("[;:] ", reason)[0]

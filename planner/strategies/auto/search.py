@@ -1,0 +1,315 @@
+"""The search of auto: parts alone, the best of them with others on top, each part in turn replaced until nothing gains.
+
+Candidates are decided by one part of the fitted units and compared on the rest of these, all in one currency: percent
+of what today's step takes there; without seconds, of today's load on the busiest device.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ....errors import InputError, MoeplanError, UsageError
+from ....runtime.decisions import TRAINED, DispatchModel
+from ....runtime.exports import ENGINES
+from ....runtime.plan import Metric, Plan
+from ....solvers.outcome import Status
+from ...evaluate.evaluate import MATTERS, evaluate
+from ...evaluate.journey import today
+from ...evaluate.metrics import BALANCE
+from ...evaluate.price import STEP
+from ...options import AutoOptions, Currency, Ended, Tried
+from ...params import Params
+from ...task import Task
+from ..registry import STRATEGIES, strategy
+from ..strategy import Strategy
+from . import AutoParams
+
+if TYPE_CHECKING:
+    from ...solve import Decided
+
+BEAM = 2  # candidates that others are put on top of
+TRIAL_S = 5.0  # of a strategy that searches as long as it may, in a candidate and after Ctrl-C
+SHARE = 0.25  # of the time limit, at most, for such a search
+LEAST_S = 0.05  # for one where no time is left
+LAST = 4.0  # times as long as a candidate took: to decide it by all fitted units, and to judge it beside its rivals
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A strategy under a dispatch model, with its parameters."""
+
+    strategy: Strategy
+    dispatch_model: DispatchModel
+    params: Params
+
+    @property
+    def name(self) -> str:
+        """Name on a screen."""
+        title = self.strategy.titled(self.params)
+        return f"{title}, {self.dispatch_model}" if len(self.strategy.dispatch_models) > 1 else title
+
+
+Parts = tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """Parts decided one on top of the other, and their gain over today on the inner split."""
+
+    parts: Parts
+    decided: "Decided"
+    share: Metric  #: The gain, of what today has
+    wall_s: float  #: Seconds to decide and to compare it, but for searches that last as long as they may
+
+    @property
+    def shown(self) -> bool:
+        """Whether the gain has an interval, as that of samples in a single step has not."""
+        return self.share.low is not None
+
+    @property
+    def needs(self) -> tuple[float, ...]:
+        """What it asks for, the least first: parts to carry out, and slots."""
+        placement = self.decided.plan.placement
+        return (len(self.parts), 0 if placement is None else placement.num_slots, -self.share.value)
+
+
+@dataclass(eq=False)
+class Search:
+    """The candidates of a task."""
+
+    task: Task
+    params: AutoParams
+    tried: dict[Parts, Candidate] = field(default_factory=dict)
+    refused: dict[Parts, str] = field(default_factory=dict)  #: Why parts could not be tried
+    status: Ended = Status.FEASIBLE
+    started: float = field(default_factory=time.perf_counter)
+
+    def run(self) -> None:
+        """Try every part alone, the best ones with others on top, then other parts in place of each.
+
+        UsageError where no strategy can plan for the task; errors of its trace and its profile.
+        """
+        self.task.say(f"comparing by {self.metric}")
+        try:
+            for part in self.parts():
+                self.attempt((part,))
+            while self.tried and self.gains((*self.grown(), *self.replaced())):
+                pass
+        except KeyboardInterrupt:
+            if not self.tried:
+                raise
+            self.status = Status.INTERRUPTED
+        if not self.tried:
+            reasons = "; ".join(f"{named(parts)}: {reason}" for parts, reason in self.refused.items())
+            raise UsageError(f"no strategy can plan by this: {reasons or 'none is for this dispatch model'}")
+
+    @cached_property
+    def metric(self) -> Currency:
+        """The currency: the seconds of a step where those of today's are known, else the busiest device's load."""
+        task = replace(self.task, request=self.task.request.sized(self.task.size), inner=True)
+        usual = today(task.model, task.request.cluster)
+        evaluated = evaluate(task.judging_scenes, [usual], replay=task.replay)
+        return STEP if STEP in evaluated.judged[usual.label].value else BALANCE
+
+    def parts(self) -> Iterator[Part]:
+        """Parts that the use, the engine and the dispatch model asked for allow; those that search long come last."""
+        asked, use, engine = self.task.request.dispatch_model, self.task.use, self.params.engine
+        for chosen in sorted(map(strategy, STRATEGIES), key=searches):
+            for model, params in itertools.product(chosen.dispatch_models, chosen.variants()):
+                part = Part(chosen, model, params)
+                if use and (use not in chosen.uses or (use == "training" and model not in TRAINED)):
+                    self.refused[(part,)] = f"not for {use}"
+                elif engine and (chosen.decides not in ENGINES[engine].carries or model != "standard"):
+                    self.refused[(part,)] = f"{engine} does not carry it out"
+                elif asked in (None, model):
+                    yield part
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the search began."""
+        return time.perf_counter() - self.started
+
+    def left_s(self, part: Part) -> float:
+        """Seconds left after a part is tried, as long as any before, and the best candidate solved and judged at last."""
+        if (limit_s := self.params.time_limit_s) is None:
+            return math.inf
+        longest_s = max(one.wall_s for one in self.tried.values())
+        trial_s = longest_s + (self.search_s if searches(part.strategy) else 0.0)
+        last_s = SHARE * limit_s if any(searches(one.strategy) for one in (*self.ranked()[0].parts, part)) else 0.0
+        return limit_s - self.elapsed_s - trial_s - LAST * longest_s - last_s
+
+    @property
+    def search_s(self) -> float:
+        """Seconds of a search that lasts as long as it may, in a candidate."""
+        return min(SHARE * (self.params.time_limit_s or math.inf), TRIAL_S)
+
+    @property
+    def last_search_s(self) -> float:
+        """Seconds of such a search in the last solve."""
+        if self.status is Status.INTERRUPTED:
+            return TRIAL_S
+        limit_s = self.params.time_limit_s or math.inf
+        return max(min(SHARE * limit_s, limit_s - self.elapsed_s), LEAST_S)
+
+    def ranked(self) -> list[Candidate]:
+        """The candidates: the one that needs least of those within 1 % of the best, then by what they gain."""
+        rows = sorted({*self.tried.values()}, key=lambda one: (not one.shown, -one.share.value, named(one.parts)))
+        near = [one for one in rows if one.shown == rows[0].shown and rows[0].share.value - one.share.value < MATTERS]
+        best = min(near, key=lambda one: one.needs)
+        return [best, *(one for one in rows if one is not best)]
+
+    def gains(self, others: Sequence[Parts]) -> bool:
+        """Attempt some; whether one of them is better than all before."""
+        before = self.ranked()[0]
+        for parts in others:
+            self.attempt(parts)
+        return self.ranked()[0] is not before
+
+    def grown(self) -> Iterator[Parts]:
+        """The best candidates with one part more on top, of those that gain alone."""
+        for candidate, part in itertools.product(self.ranked()[:BEAM], self.gaining()):
+            yield (*candidate.parts, part)
+
+    def replaced(self) -> Iterator[Parts]:
+        """The best candidate with another part in place of each of several."""
+        parts = self.ranked()[0].parts
+        for at, other in itertools.product(range(len(parts)), self.gaining()):
+            if len(parts) > 1 and other.strategy.decides == parts[at].strategy.decides:
+                yield (*parts[:at], other, *parts[at + 1 :])
+
+    def gaining(self) -> list[Part]:
+        """The parts that gain alone."""
+        alone = (one for one in self.ranked() if len(one.parts) == 1)
+        return [one.parts[0] for one in alone if one.share.value >= MATTERS]
+
+    def attempt(self, parts: Parts) -> None:
+        """Decide the last part on top of the others and compare it with today; what cannot be decided is refused."""
+        *before, part = parts
+        if parts in self.tried or parts in self.refused:
+            return
+        if before:
+            self.attempt(tuple(before))
+        base = self.tried.get(tuple(before))
+        if before and (base is None or not part.strategy.stands_on(base.decided.plan)):
+            return
+        if self.tried and self.left_s(part) <= 0:
+            self.status = Status.TIME_LIMIT
+            return
+        self.task.say(f"trying {named(parts)}")
+        try:
+            candidate = self.compared(part, base)
+        except MoeplanError as error:
+            self.refused[parts] = str(error)
+            return
+        self.tried[parts] = self.tried.setdefault(candidate.parts, candidate)
+        if any(one.status is Status.INTERRUPTED for one in candidate.decided.plan.outcome.values()):
+            raise KeyboardInterrupt  # a search that kept its best
+
+    def compared(self, part: Part, base: Candidate | None) -> Candidate:
+        """A part decided on top of a candidate, beside today; InputError where it has no figure in the currency."""
+        from ...solve import decide
+
+        began = time.perf_counter()
+        decided = decide(self.task_of(part, base.decided if base else None, inner=True, search_s=self.search_s))
+        share, _, _ = self.beside_today(decided)
+        settled = replace(part, params=part.strategy.settled(part.params, decided.plan))
+        searched_s = decided.solution.outcome.wall_s if searches(part.strategy) else 0.0
+        wall_s = time.perf_counter() - began - searched_s + (base.wall_s if base else 0.0)
+        return Candidate((*(base.parts if base else ()), settled), decided, share, wall_s)
+
+    def beside_today(self, decided: "Decided") -> tuple[Metric, dict[str, float], dict[str, float]]:
+        """The gain over today on the part that judges, and the figures of both; errors as in `compared`."""
+        from ...solve import plan_and_today
+
+        task = decided.task
+        evaluated = evaluate(
+            task.judging_scenes, plan_and_today(task, decided.plan, decided.sidecars), replay=task.replay
+        )
+        ours, usual = evaluated.judged.values()
+        if self.metric not in ours.value or self.metric not in usual.value:
+            missing = evaluated.seconds.missing if evaluated.seconds else {}
+            raise InputError(f"its {self.metric} is not known: no seconds of {', '.join(missing) or 'this dispatch'}")
+        share = ours.share(self.metric, usual) or Metric(value=0.0, low=None, high=None)
+        return share, ours.value, usual.value
+
+    def task_of(self, part: Part, base: "Decided | None", *, inner: bool, search_s: float = math.inf) -> Task:
+        """The task of a part on top of what was decided, in the same steps as all others."""
+        request = replace(
+            self.task.request.sized(self.task.size),
+            strategy=part.strategy.name,
+            params=part.params.within(search_s),
+            dispatch_model=part.dispatch_model,
+        )
+        task = replace(
+            self.task,
+            request=request,
+            strategy=part.strategy,
+            base=base.plan if base else None,
+            base_files=base.sidecars if base else {},
+            dispatch_model=part.dispatch_model,
+            inner=inner,
+        )
+        part.strategy.check(task)
+        return task
+
+    def options(self, chosen: Tried) -> AutoOptions:
+        """The record of the search, beside the chosen candidate as solved anew: the others on what is held out.
+
+        At the time limit, and at Ctrl-C, those that were judged until then.
+        """
+        rows, limit_s = [chosen], self.params.time_limit_s or math.inf
+        try:
+            for candidate in self.ranked()[1:]:
+                if self.elapsed_s + candidate.wall_s > limit_s:
+                    self.status = Status.TIME_LIMIT if self.status is Status.FEASIBLE else self.status
+                    break
+                rows.append(self.row(candidate))
+        except KeyboardInterrupt:
+            self.status = Status.INTERRUPTED
+        refused = {named(parts): reason for parts, reason in self.refused.items()}
+        return AutoOptions(
+            engine=self.params.engine, metric=self.metric, tried=tuple(rows), refused=refused, status=self.status
+        )
+
+    def row(self, candidate: Candidate) -> Tried:
+        """A candidate, as decided on the inner split, on what is held out."""
+        base = self.tried.get(candidate.parts[:-1])
+        task = self.task_of(candidate.parts[-1], base.decided if base else None, inner=False)
+        share, ours, usual = self.beside_today(replace(candidate.decided, task=task))
+        return tried(candidate, candidate.decided.plan, share, ours, usual)
+
+
+def tried(candidate: Candidate, plan: Plan, share: Metric, metrics: dict[str, float], today: dict[str, float]) -> Tried:
+    """The record of a candidate with a plan of its parts, and the plan's figures beside today's."""
+    return Tried(
+        parts=tuple(part.name for part in candidate.parts),
+        decisions=plan.decisions.names,
+        dispatch_model=plan.dispatch_model,
+        engines=engines_of(plan),
+        inner=candidate.share.value,
+        shown=candidate.shown,
+        share=share,
+        metrics=metrics,
+        today=today,
+    )
+
+
+def engines_of(plan: Plan) -> tuple[str, ...]:
+    """Engines whose files carry all decisions of a plan."""
+    if plan.dispatch_model != "standard":
+        return ()
+    return tuple(name for name, engine in ENGINES.items() if {*plan.decisions.names} <= engine.carries)
+
+
+def searches(chosen: Strategy) -> bool:
+    """Check whether a strategy searches as long as it may."""
+    return any(one.within(LEAST_S) != one for one in chosen.variants())
+
+
+def named(parts: Parts) -> str:
+    """Name of several parts on a screen."""
+    return " + ".join(part.name for part in parts)
