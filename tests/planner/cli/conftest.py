@@ -17,7 +17,7 @@ Run = Callable[..., Finished]
 ROOMS = ("planner", "profilers", "solvers", "traces")
 MAIN = "-m", "moeplan.planner.cli"
 TALKATIVE = "from moeplan.planner.cli import main, screen; screen.LINE_S = 0.0; main()"
-PATIENCE_S = 240.0  # on a busy machine
+PATIENCE_S = 600.0  # on a busy machine
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +70,7 @@ def contents(folder: Path) -> dict[Path, int]:
 def python(*args: object, cwd: Path | None = None, **environ: str) -> Finished:
     """An interpreter that has run."""
     command, env = [sys.executable, *map(str, args)], surroundings(environ)
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def started(*args: object, cwd: Path, **environ: str) -> "subprocess.Popen[str]":
