@@ -83,8 +83,8 @@ class Params:
         assert isinstance(params, cls)
         return params
 
-    def within(self, limit_s: float) -> Self:
-        """The same, to be solved within so many seconds."""
+    def within(self, limit_s: float, *, patient: bool = False) -> Self:
+        """The same with a search of so many seconds; `patient`: of the work that a core does in them, however long."""
         return self
 
     def check(self, cluster: Cluster) -> None:

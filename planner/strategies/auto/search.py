@@ -134,7 +134,7 @@ class Search:
         return time.perf_counter() - self.started
 
     def left_s(self, part: Part) -> float:
-        """Seconds left after a part is tried, as long as any before, and the best candidate solved and judged at last."""
+        """Seconds left after a part is tried, as long as any before, and the best candidate solved at last."""
         if (limit_s := self.params.time_limit_s) is None:
             return math.inf
         longest_s = max(one.wall_s for one in self.tried.values())
@@ -241,7 +241,7 @@ class Search:
         request = replace(
             self.task.request.sized(self.task.size),
             strategy=part.strategy.name,
-            params=part.params.within(search_s),
+            params=part.params.within(search_s, patient=inner and self.params.time_limit_s is None),
             dispatch_model=part.dispatch_model,
         )
         task = replace(

@@ -7,6 +7,7 @@ from ....errors import UsageError
 from ...params import HOW, WHOLE, PlacementParams, flag
 
 Objective = Literal["hops", "copies"]
+PATIENCE = 10  # of a patient search: seconds for a second's worth of work
 MOST_LOAD = 4096  # of a device over the mean: all devices there may be
 
 
@@ -33,6 +34,7 @@ class ExflowParams(PlacementParams):
         at_most=MOST_LOAD,
         expected="1 (all devices alike) or more, of the mean",
     )
+    work_s: float | None = None  #: Seconds' worth of work after which the search ends; None: those of the limit
     horizon_tokens: float | None = flag(
         None,
         "With --from: tokens within which a move must pay for itself.",
@@ -42,9 +44,14 @@ class ExflowParams(PlacementParams):
         expected="1 token or more, below 1e18, beside --from",
     )
 
-    def within(self, limit_s: float) -> Self:
+    def within(self, limit_s: float, *, patient: bool = False) -> Self:
         """The same with a shorter search."""
-        return replace(self, time_limit_s=min(self.time_limit_s, limit_s))
+        work_s = min(self.time_limit_s, limit_s)
+        return (
+            replace(self, time_limit_s=PATIENCE * work_s, work_s=work_s)
+            if patient
+            else replace(self, time_limit_s=work_s)
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()

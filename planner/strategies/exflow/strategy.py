@@ -15,7 +15,7 @@ from ....runtime.plan import Plan
 from ....solvers import eplb, exflow
 from ....solvers.arrays import Ints
 from ....solvers.exflow.replan import reconsider
-from ....solvers.exflow.strategy import BoundKind, ExflowResult
+from ....solvers.exflow.strategy import ANNEALING_RATE, BoundKind, ExflowResult
 from ....solvers.moves import experts_moved
 from ....solvers.outcome import PlacementResult, Status
 from ....traces.counts import Counts, Pairs
@@ -72,10 +72,15 @@ class Exflow(PlacementStrategy):
         params, counts, slots_D = ExflowParams.of(task.params), task.counts, task.slots
         task.say(f"solving {self.name}")
         most, limit_s = _load_cap(counts, task, slots_D), params.time_limit_s
-        result = _solved(counts, task, slots_D, most, limit_s * (1.0 if most is None else 1 - FREE_SHARE))
+        share, work = (1.0 if most is None else 1 - FREE_SHARE), None
+        if params.work_s is not None:
+            work = ANNEALING_RATE * params.work_s
+        result = _solved(counts, task, slots_D, most, share * limit_s, work=work and share * work)
         cap = None
         if most is not None and result.outcome.status is not Status.INTERRUPTED:
-            free = _solved(counts, task, slots_D, None, limit_s * FREE_SHARE, bound="simple")
+            free = _solved(
+                counts, task, slots_D, None, FREE_SHARE * limit_s, bound="simple", work=work and FREE_SHARE * work
+            )
             value, held = free.outcome.objective.value, highest(counts.loads, free.placement)
             cap = Cap(max_load=most, objective_without=value, highest_without=held)
         proof, sidecars = sidecar("bound", dump_proof(result.thorough.proofs) if result.thorough.proofs else None)
