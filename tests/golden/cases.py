@@ -66,6 +66,8 @@ SOLVES: dict[str, dict[str, Any]] = {
     "eplb-decode": _solve("eplb", "chat", redundant=4, phases=("decode",), purpose="serving", profile=True),
     "exflow-prefill": _solve("exflow", "chat", phases=("prefill",), tokens_per_step=60),
     "pipemoe-for-training": _solve("pipemoe", "chat", purpose="training", tokens_per_step=150),
+    "auto-decode": _solve("auto", "chat", phases=("decode",), profile=True, concurrency=64),
+    "auto-prefill": _solve("auto", "chat", phases=("prefill",), profile=True),
     "contiguous": _solve("contiguous", "ranked", profile=True, dispatch_model="coherent", samples_per_step=12),
 }
 

@@ -83,10 +83,10 @@ class Search:
 
     task: Task
     params: AutoParams
+    started: float  #: `time.perf_counter()` when the time limit began
     tried: dict[Parts, Candidate] = field(default_factory=dict)
     refused: dict[Parts, str] = field(default_factory=dict)  #: Why parts could not be tried
     status: Ended = Status.FEASIBLE
-    started: float = field(default_factory=time.perf_counter)
 
     def run(self) -> None:
         """Try every part alone, the best ones with others on top, then other parts in place of each.
@@ -134,7 +134,7 @@ class Search:
         return time.perf_counter() - self.started
 
     def left_s(self, part: Part) -> float:
-        """Seconds left after a part is tried, as long as any before, and the best candidate solved at last."""
+        """Seconds left once a part is tried, as long as any before, and the best candidate is solved and judged."""
         if (limit_s := self.params.time_limit_s) is None:
             return math.inf
         longest_s = max(one.wall_s for one in self.tried.values())

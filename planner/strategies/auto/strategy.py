@@ -4,6 +4,7 @@ The best candidate of the search is solved anew on all fitted units and judged, 
 strategy is tried by its row in the registry: where it may stand is what it says itself (`beside`, `uses`, `variants`).
 """
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,7 @@ class Auto(Strategy):
         """The best plan for a task; errors as in `Search.run`."""
         from ...solve import Made, decide, judge
 
-        search = Search(task, AutoParams.of(task.params))
+        search = Search(task, AutoParams.of(task.params), time.perf_counter())
         search.run()
         best = search.ranked()[0]
         task.say(f"solving {named(best.parts)} on all fitted samples")
@@ -57,12 +58,17 @@ class Auto(Strategy):
         """Recheck that the chosen candidate is the plan, with its figures, and was the best of those compared."""
         options, same = AutoOptions.of(plan), Certificate().agree
         chosen, (ours, today) = options.tried[0], _figures(plan)
-        stated = tuple(name.partition(",")[0] for name in chosen.parts), chosen.dispatch_model, chosen.engines
-        if stated != (plan.strategies, plan.dispatch_model, engines_of(plan)):
+        stated = (
+            tuple(name.partition(",")[0] for name in chosen.parts),
+            chosen.decisions,
+            chosen.dispatch_model,
+            chosen.engines,
+        )
+        if stated != (plan.strategies, plan.decisions.names, plan.dispatch_model, engines_of(plan)):
             raise CertificationError(
-                f"options.auto: chosen is {chosen.name} in {chosen.dispatch_model} dispatch, for engines"
-                f" {[*chosen.engines]}; the plan is {' + '.join(plan.strategies)} in {plan.dispatch_model} dispatch,"
-                f" for {[*engines_of(plan)]}"
+                f"options.auto: chosen is {chosen.name}, {chosen.dispatch_model}, of {[*chosen.decisions]} for engines"
+                f" {[*chosen.engines]}; the plan is {' + '.join(plan.strategies)}, {plan.dispatch_model}, of"
+                f" {[*plan.decisions.names]} for {[*engines_of(plan)]}"
             )
         if options.engine is not None and options.engine not in chosen.engines:
             raise CertificationError(f"options.auto: made for {options.engine}, which does not carry the plan out")

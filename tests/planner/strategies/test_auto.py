@@ -1,0 +1,513 @@
+"""Auto: the best of what may stand together, chosen without a look at what is held out, within its time."""
+
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moeplan.errors import InputError, UsageError
+from moeplan.planner import solve
+from moeplan.planner.certify import certify
+from moeplan.planner.evaluate.evaluate import evaluate
+from moeplan.planner.options import AutoOptions
+from moeplan.planner.report.plan import solve_report
+from moeplan.planner.solve import Decided, decide, plan_and_today, task_for
+from moeplan.planner.strategies.auto import search
+from moeplan.planner.strategies.auto.search import Search
+from moeplan.planner.strategies.exflow.strategy import Exflow
+from moeplan.planner.strategies.registry import STRATEGIES, strategy
+from moeplan.runtime.plan import load
+from moeplan.solvers.outcome import Status
+from moeplan.traces.reader import Trace
+from moeplan.traces.schema import PHASES, TokenBatch
+from moeplan.traces.split import fitted
+from tests.builders import known
+from tests.planner.makers import (
+    assert_refused,
+    counted,
+    edited,
+    made,
+    planned,
+    request,
+    rewritten,
+    screen,
+    sized,
+    stored,
+    tallied,
+    training,
+)
+from tests.planner.strategies import rotation
+
+MATTERS = 0.01
+
+
+@pytest.fixture(scope="module")
+def trace(make_trace: Any) -> Trace:
+    """Tokens wide enough for chunks to pay."""
+    narrow = make_trace(samples=40)
+    return skewed(sized(narrow, Path(f"{narrow.path}-wide"), hidden_size=2048))
+
+
+@pytest.fixture(scope="module")
+def profile(make_profile: Any) -> Path:
+    path: Path = make_profile("2x2")
+    return path
+
+
+@pytest.fixture(scope="module")
+def plan(trace: Trace, profile: Path) -> Any:
+    return planned(trace, "auto", profile=profile)
+
+
+def skewed(trace: Trace, *, phase: str = "prefill") -> Trace:
+    """The trace with many tokens of the experts 0 and 1 in every layer, all in one phase."""
+
+    def change(batch: TokenBatch) -> dict[str, Any]:
+        ids = batch.ids.copy()
+        ids[batch.position % 3 == 0] = np.arange(ids.shape[2])
+        return {"ids": ids, "phase": np.full(len(batch), PHASES.index(phase), np.int8)}  # type: ignore[arg-type]
+
+    return rewritten(trace, Path(f"{trace.path}-{phase}"), change)
+
+
+def auto_of(plan: Any) -> AutoOptions:
+    return AutoOptions.of(plan)
+
+
+def names(plan: Any) -> set[tuple[str, ...]]:
+    """The candidates that were tried."""
+    return {one.parts for one in auto_of(plan).tried}
+
+
+def walked(trace: Trace, **asked: Any) -> dict[tuple[str, ...], float]:
+    """The gain on the inner split of every sequence of strategies that may stand on one another: nothing is skipped.
+
+    Gains without an interval, of samples in a single step, are left out.
+    """
+    root = task_for(request(trace, "auto", **asked))
+    kinds = [
+        (strategy(name), model, params)
+        for name in STRATEGIES
+        for model in strategy(name).dispatch_models
+        for params in strategy(name).variants()
+        if root.use in strategy(name).uses and not (root.use == "training" and model == "coherent")
+    ]
+    gains, decided_by = dict[tuple[str, ...], float](), dict[tuple[Any, ...], Decided | None]({(): None})
+    for sequence in (one for length in (1, 2, 3) for one in itertools.permutations(kinds, length)):
+        (chosen, model, params), before = sequence[-1], decided_by.get(sequence[:-1])
+        if len(sequence) > 1 and before is None:
+            continue
+        on = () if before is None else before.plan.decisions.names
+        if {*on} - chosen.beside or (before and before.plan.dispatch_model == "coherent"):
+            continue
+        own = replace(root.request, strategy=chosen.name, dispatch_model=model, params=params.within(search.TRIAL_S))
+        base, files = (None, {}) if before is None else (before.plan, before.sidecars)
+        task = replace(
+            root, request=own, strategy=chosen, dispatch_model=model, base=base, base_files=files, inner=True
+        )
+        decided_by[sequence] = decided = decide(task)
+        scene = replace(task.scene, cohorts=task.scene.cohorts[-1:])
+        ours, today = evaluate(scene, plan_and_today(task, decided.plan, decided.sidecars)).judged.values()
+        share = known(ours.share("step_s", today))
+        if share.low is not None:
+            gains[tuple(f"{one.name}/{model}/{params}" for one, model, params in sequence)] = share.value
+    return gains
+
+
+# What is chosen.
+
+
+@pytest.mark.parametrize(
+    ("seed", "phase", "heavy"), [(0, "prefill", True), (1, "train", False), (2, "decode", True), (3, "prefill", False)]
+)
+def test_the_winner_is_within_1_percent_of_the_best_of_all_legal_sequences(
+    make_trace: Any, profile: Path, seed: int, phase: str, heavy: bool
+) -> None:
+    trace = make_trace(seed=seed, samples=48)
+    trace = skewed(trace, phase=phase) if heavy else rewritten(trace, Path(f"{trace.path}-even"), phased(phase))
+    asked: dict[str, Any] = {"profile": profile, "concurrency" if phase == "decode" else "samples_per_step": 4}
+    gains = walked(trace, **asked)
+    assert len(gains) == {"decode": 4, "train": 15, "prefill": 16}[phase]
+    chosen = auto_of(planned(trace, "auto", **asked)).tried[0]
+    assert chosen.inner > max(gains.values()) - MATTERS - 1e-9
+    assert any(chosen.inner == pytest.approx(gain, abs=1e-9) for gain in gains.values())
+
+
+def phased(phase: str) -> Callable[[TokenBatch], dict[str, Any]]:
+    return lambda batch: {"phase": np.full(len(batch), PHASES.index(phase), np.int8)}  # type: ignore[arg-type]
+
+
+def test_what_is_held_out_decides_nothing(trace: Trace, profile: Path, plan: Any, tmp_path: Path) -> None:
+    def other(batch: TokenBatch) -> dict[str, Any]:
+        """All held-out tokens at the last two experts, which would call for replicas of these."""
+        ids, held = batch.ids.copy(), ~fitted(np.asarray(batch.sample), seed=0, fraction=0.5)
+        ids[held] = trace.model.num_experts - 1 - np.arange(ids.shape[2])
+        return {"ids": ids}
+
+    changed = planned(rewritten(trace, tmp_path / "other", other), "auto", profile=profile)
+    assert changed.decisions == plan.decisions
+    assert [(one.parts, one.inner) for one in auto_of(changed).tried] == [
+        (one.parts, one.inner) for one in auto_of(plan).tried
+    ]
+    assert [one.share for one in auto_of(changed).tried] != [one.share for one in auto_of(plan).tried]
+
+
+def test_the_same_request_gives_the_same_plan_and_table(trace: Trace, profile: Path, plan: Any) -> None:
+    again = planned(trace, "auto", profile=profile)
+    assert again.plan_sha256 == plan.plan_sha256
+    assert auto_of(again) == auto_of(plan)
+
+
+def test_the_plan_is_that_of_its_strategies_one_on_the_other(trace: Trace, profile: Path, tmp_path: Path) -> None:
+    plan, base = planned(trace, "auto", profile=profile), None
+    assert len(plan.strategies) > 1
+    for name, part in zip(plan.strategies, auto_of(plan).tried[0].parts, strict=True):
+        replicas = {"redundant": int(part.split(", ")[1].split()[0])} if "replicas" in part else {}
+        model = {"dispatch_model": "standard"} if name == "exflow" else {}
+        own = planned(trace, name, profile=profile, on=base, to=tmp_path / f"{name}.json", **replicas, **model)
+        base = tmp_path / f"{name}.json"
+    assert own.plan_sha256 == plan.plan_sha256
+    assert own.evaluation.judging.contenders[:2] == plan.evaluation.judging.contenders[:2]
+
+
+def test_few_slots_and_parts_are_preferred_to_gains_that_do_not_matter(plan: Any) -> None:
+    chosen, *others = auto_of(plan).tried
+    assert all(one.inner - chosen.inner < MATTERS for one in others)
+    smaller = [one for one in others if chosen.inner - one.inner < 0 and len(one.parts) < len(chosen.parts)]
+    assert not smaller
+
+
+# What may be chosen.
+
+
+def test_parts_stand_beside_each_other_and_nothing_on_coherent_dispatch(plan: Any) -> None:
+    tried = auto_of(plan).tried
+    assert {len(one.parts) for one in tried} >= {1, 2}
+    for one in tried:
+        kinds = [strategy(name.partition(",")[0]) for name in one.parts]
+        for at, chosen in enumerate(kinds):
+            assert {before.decides for before in kinds[:at]} <= chosen.beside
+        assert len(one.parts) == 1 or one.dispatch_model != "coherent"
+    assert any(one.dispatch_model == "coherent" for one in tried)
+
+
+def test_training_counts_both_passes_for_all_and_leaves_coherent_dispatch_out(
+    trace: Trace, profile: Path, tmp_path: Path
+) -> None:
+    for plan in (
+        planned(trace, "auto", profile=profile, purpose="training", tokens_per_step=80),
+        planned(training(trace, tmp_path / "trained"), "auto", profile=profile),
+    ):
+        options = auto_of(plan)
+        assert all("moe_backward_s" in figures for one in options.tried for figures in (one.metrics, one.today))
+        assert {one.dispatch_model for one in options.tried} == {"standard", "migrating"}
+        assert options.refused["exflow, coherent"] == "not for training"
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "vllm-ascend", "tensorrt-llm"])
+def test_engines_are_given_placements_in_equal_slots_under_standard_dispatch(
+    trace: Trace, profile: Path, engine: str
+) -> None:
+    plan = planned(trace, "auto", profile=profile, engine=engine)
+    assert plan.decisions.names == ("placement",)
+    assert plan.dispatch_model == "standard"
+    assert isinstance(plan.decisions.placement.slots_per_device, int)
+    assert all(engine in one.engines for one in auto_of(plan).tried)
+    assert auto_of(plan).refused["pipemoe"] == f"{engine} does not carry it out"
+    told = screen(solve_report, plan, Path("plan.json"))
+    assert f"next: moeplan apply plan.json --engine {engine} -o {engine}" in told
+
+
+def test_tutel_is_given_degrees_alone(trace: Trace, profile: Path) -> None:
+    plan = planned(trace, "auto", profile=profile, engine="tutel")
+    assert names(plan) == {("pipemoe",)}
+    with pytest.raises(UsageError, match="pipemoe: not for decode"):
+        planned(trace, "auto", profile=profile, engine="tutel", concurrency=8)
+
+
+@pytest.mark.parametrize("model", ["standard", "coherent", "migrating"])
+def test_a_dispatch_model_that_is_asked_for_is_the_only_one(trace: Trace, profile: Path, model: str) -> None:
+    plan = planned(trace, "auto", profile=profile, dispatch_model=model)
+    assert plan.dispatch_model == model
+    assert {one.dispatch_model for one in auto_of(plan).tried} == {model}
+
+
+def test_coherent_dispatch_in_training_is_refused(trace: Trace, profile: Path) -> None:
+    with pytest.raises(UsageError, match="exflow, coherent: not for training"):
+        planned(trace, "auto", profile=profile, dispatch_model="coherent", purpose="training", tokens_per_step=80)
+
+
+def test_a_new_strategy_is_tried_by_its_row_alone(trace: Trace, profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rotation.register(monkeypatch.setitem)
+    monkeypatch.setattr(rotation.Rotation, "beside", frozenset({"pipeline"}))
+    params = rotation.RotationParams
+    monkeypatch.setattr(rotation.Rotation, "variants", lambda _: (params(), params(most_slots=5)))
+    plan = planned(trace, "auto", profile=profile)
+    assert {("rotation",), ("rotation, --most-slots 5",)} <= names(plan)
+    told = screen(solve_report, plan, Path("plan.json"))
+    assert "rotation, --most-slots 5" in told
+
+
+# Time, and Ctrl-C.
+
+
+class Clock:
+    """A clock that only work moves: deciding a second by strategy, twice on all fitted units, replaying a part one."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, decide_s: float = 1.0, part_s: float = 1.0) -> None:
+        self.now_s = 0.0
+        self._decide_s, self._part_s = decide_s, part_s
+        patch.setattr(time, "perf_counter", lambda: self.now_s)
+        patch.setattr(solve, "decide", self._decided(solve.decide))
+        for module in (solve, search):
+            patch.setattr(module, "evaluate", self._evaluated(evaluate))
+
+    def _decided(self, own: Callable[..., Decided]) -> Callable[..., Decided]:
+        def decided(task: Any) -> Decided:
+            begun, result = self.now_s, own(task)
+            searched_s = getattr(task.params, "time_limit_s", 0.0)
+            self.now_s = begun + searched_s + self._decide_s * (1 if task.inner else 2)
+            outcome = replace(result.solution.outcome, wall_s=searched_s)
+            return replace(result, solution=replace(result.solution, outcome=outcome))
+
+        return decided
+
+    def _evaluated(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        def evaluated(scenes: Any, *rows: Any, **more: Any) -> Any:
+            self.now_s += self._part_s * len(scenes[0][1].cohorts)
+            return own(scenes, *rows, **more)
+
+        return evaluated
+
+
+@pytest.mark.parametrize("limit_s", [15.0, 25.0, 40.0, 200.0])
+def test_the_time_limit_is_that_of_all_of_it(
+    trace: Trace, profile: Path, monkeypatch: pytest.MonkeyPatch, limit_s: float
+) -> None:
+    clock = Clock(monkeypatch)
+    plan = planned(trace, "auto", profile=profile, time_limit_s=limit_s)
+    assert clock.now_s <= limit_s + 1
+    options = auto_of(plan)
+    assert (options.status is Status.TIME_LIMIT) == (limit_s < 200)
+    assert len(options.tried) > 1
+    told = screen(solve_report, plan, Path("plan.json"))
+    assert ("time limit: the best found until then" in told) == (limit_s < 200)
+
+
+def test_a_time_limit_that_is_over_at_once_leaves_the_first_part(
+    trace: Trace, profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Clock(monkeypatch)
+    plan = planned(trace, "auto", profile=profile, time_limit_s=0.01)
+    assert names(plan) == {("pipemoe",)}
+    assert auto_of(plan).status is Status.TIME_LIMIT
+    certify(plan, trace.path, profile)
+
+
+@pytest.mark.parametrize("times", [1, 3, 8])
+def test_ctrl_c_keeps_the_best_that_was_found(
+    trace: Trace, profile: Path, plan: Any, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    stop_after(times, monkeypatch)
+    stopped = made(trace, "auto", profile=profile)
+    inner = {one.parts: one.inner for one in auto_of(plan).tried}
+    before = names(stopped.plan)
+    assert stopped.interrupted
+    assert before < {*inner}
+    assert len(before) == min(times, len(before)) > 0
+    assert inner[auto_of(stopped.plan).tried[0].parts] > max(inner[parts] for parts in before) - MATTERS
+    assert "interrupted: the best found until then" in screen(solve_report, stopped.plan, Path("plan.json"))
+    certify(stopped.plan, trace.path, profile, folder=None)
+
+
+def stop_after(times: int, patch: pytest.MonkeyPatch) -> None:
+    """Let the attempt after so many be Ctrl-C."""
+    attempt, begun = Search.attempt, itertools.count()
+
+    def interrupted(self: Search, parts: Any) -> None:
+        if next(begun) == times:
+            raise KeyboardInterrupt
+        attempt(self, parts)
+
+    patch.setattr(Search, "attempt", interrupted)
+
+
+def test_ctrl_c_before_anything_was_found_ends_it(trace: Trace, profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_after(0, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        planned(trace, "auto", profile=profile)
+
+
+def test_ctrl_c_in_a_search_that_keeps_its_best_ends_auto_too(
+    trace: Trace, profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solved = Exflow.solve
+
+    def stopped(self: Exflow, task: Any) -> Any:
+        solution = solved(self, task)
+        status = Status.INTERRUPTED if task.inner else solution.outcome.status
+        return replace(solution, outcome=replace(solution.outcome, status=status))
+
+    monkeypatch.setattr(Exflow, "solve", stopped)
+    result = made(trace, "auto", profile=profile)
+    assert result.interrupted
+    assert ("exflow, coherent",) in names(result.plan)  # kept
+    assert ("exflow, standard",) not in names(result.plan)
+    assert max(map(len, names(result.plan))) == 1
+
+
+# Inputs of every kind.
+
+
+def test_of_counts_eplb_alone_plans_and_the_others_are_refused_in_a_line(tmp_path: Path) -> None:
+    trace, _ = tallied(tmp_path / "counts")
+    plan = planned(trace, "auto")
+    assert plan.strategies == ("eplb",)
+    assert plan.verdict.value == "benefit"
+    told = screen(solve_report, plan, Path("plan.json"), verbose=True)
+    assert "\nnot tried: pipemoe; exflow, coherent; exflow, standard: counts alone\n" in told
+    assert "\nnot tried: netmoe: samples were not recorded\n" in told
+    certify(plan, trace.path)
+
+
+def test_counts_of_samples_are_compared_by_balance_even_where_some_exchanges_are_timed(
+    trace: Trace, profile: Path, tmp_path: Path
+) -> None:
+    plan = planned(counted(trace, tmp_path / "counts"), "auto", profile=profile)
+    assert auto_of(plan).metric == "balance"
+    assert plan.strategies == ("eplb",)
+
+
+def test_one_snapshot_of_counts_is_fitted_and_judged_whole(tmp_path: Path) -> None:
+    loads = np.random.default_rng(0).integers(1, 100, (1, 3, 16))
+    trace = stored(tmp_path / "snapshot", loads)
+    with pytest.raises(InputError, match="give --fit-fraction 1"):
+        planned(trace, "auto")
+    plan = planned(trace, "auto", fit_fraction=1.0)
+    assert plan.strategies == ("eplb",)
+    assert plan.verdict.value == "none"  # one step shows nothing of others
+    assert "no benefit shown: -" in screen(solve_report, plan, Path("plan.json"))
+
+
+def test_where_nothing_pays_it_says_so(make_trace: Any, tmp_path: Path) -> None:
+    def even(batch: TokenBatch) -> dict[str, Any]:
+        """Every expert as often as any other, in every sample."""
+        first = (batch.position[:, None] + np.arange(batch.ids.shape[1])) % 8
+        return {"ids": np.stack([first, (first + 4) % 8], axis=2).astype(np.uint16)}
+
+    trace = rewritten(make_trace(samples=40, tokens=16), tmp_path / "even", even)
+    plan = planned(trace, "auto", engine="sglang")
+    told = screen(solve_report, plan, Path("plan.json"))
+    assert plan.verdict.value == "none"
+    assert "no benefit expected" in told
+    assert "next:" not in told
+
+
+def test_without_a_profile_the_currency_is_balance_and_the_screen_names_the_preset(trace: Trace) -> None:
+    plan = planned(trace, "auto")
+    assert auto_of(plan).metric == "balance"
+    told = screen(solve_report, plan, Path("plan.json"))
+    assert "--preset h200_sxm" in told
+    assert "% of ideal" not in told
+    assert "not tried: pipemoe: no profile" in told
+
+
+def test_what_no_part_can_read_is_refused_once_as_itself(make_trace: Any, profile: Path) -> None:
+    with pytest.raises(InputError, match=r"^[^;]*; expected some of both"):
+        planned(make_trace(samples=1), "auto", profile=profile)
+
+
+def test_a_base_and_a_plan_in_force_are_refused_by_name(trace: Trace, tmp_path: Path) -> None:
+    planned(trace, "eplb", to=tmp_path / "base.json")
+    with pytest.raises(UsageError, match="--on with --strategy auto; say which strategy adds to that plan"):
+        planned(trace, "auto", on=tmp_path / "base.json")
+    with pytest.raises(UsageError, match="--from with --strategy auto; only exflow re-plans: give --strategy exflow"):
+        planned(trace, "auto", previous=tmp_path / "base.json")
+
+
+# What is certified.
+
+
+def test_a_plan_certifies_and_says_that_other_candidates_are_not_checked(
+    trace: Trace, profile: Path, tmp_path: Path
+) -> None:
+    result = made(trace, "auto", profile=profile, to=tmp_path / "plan.json")
+    certificate = certify(load(tmp_path / "plan.json"), trace.path, profile, folder=tmp_path)
+    assert certificate.replayed
+    assert "what other candidates of auto give" in certificate.unchecked
+    assert {"the chosen candidate of auto", *(f"objective of {n}" for n in result.plan.decisions.names[1:])} <= {
+        *certificate.checks
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "words"),
+    [
+        ("options/auto/tried/0/metrics/step_s", lambda x: x * 0.99, "step_s of chosen"),
+        ("options/auto/tried/0/metrics", lambda x: {**x, "hops": 1.0}, "metrics of chosen"),
+        ("options/auto/tried/0/today/balance", lambda x: x * 1.01, "balance of today"),
+        ("options/auto/tried/0/share/value", lambda x: x + 0.01, "share of chosen"),
+        ("options/auto/tried/0/parts", lambda _: ["exflow, standard"], "chosen is exflow, standard"),
+        ("options/auto/tried/0/decisions", lambda _: ["placement", "sample_policy"], "chosen is"),
+        ("options/auto/tried/0/dispatch_model", lambda _: "migrating", "chosen is"),
+        ("options/auto/tried/0/engines", lambda _: ["sglang", "tutel"], "chosen is"),
+        ("options/auto/engine", lambda _: "sglang", "made for sglang, which does not carry the plan out"),
+        ("options/auto/tried/0/inner", lambda x: x - 0.2, "gained 1% more"),
+        ("options/auto/tried/1/inner", lambda x: x + 0.9, "gained 1% more"),
+        ("options/auto/metric", lambda _: "balance", "share of chosen"),
+        ("options/auto/tried", lambda _: [], "options.auto"),
+    ],
+)
+def test_a_record_that_contradicts_the_plan_is_refused_without_a_trace(
+    plan: Any, path: str, change: Any, words: str
+) -> None:
+    assert_refused(edited(plan, path, change), words=words)
+
+
+# The command line.
+
+
+def run(folder: Path, *args: object, code: str = "from moeplan.planner.cli import main\nmain()") -> Any:
+    """What the command says, run in a folder."""
+    command = [sys.executable, "-c", code, *map(str, args)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_solve_without_a_strategy_is_auto(trace: Trace, tmp_path: Path) -> None:
+    done = run(tmp_path, "solve", "--trace", trace.path, "--cluster", "2x2", "--samples-per-step", 16, "--json")
+    assert done.returncode == 0, done.stderr
+    told, written = json.loads(done.stdout), load(tmp_path / "plan.json")
+    assert told["options"]["auto"]["metric"] == "balance"
+    assert told["plan_sha256"] == written.plan_sha256 == planned(trace, "auto", samples_per_step=16).plan_sha256
+    for flag, words in (("--on", "say which strategy adds to that plan"), ("--from", "give --strategy exflow")):
+        refused = run(tmp_path, "solve", flag, "plan.json", "--trace", trace.path, "-o", "other.json")
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert words in refused.stderr
+    assert not (tmp_path / "other.json").exists()
+
+
+def test_a_solve_that_ctrl_c_ended_writes_its_plan_and_exits_as_interrupted(trace: Trace, tmp_path: Path) -> None:
+    code = (
+        "import itertools\n"
+        "from moeplan.planner.strategies.auto.search import Search\n"
+        "attempt, begun = Search.attempt, itertools.count()\n"
+        "def stopped(self, parts):\n"
+        "    if next(begun) == 3: raise KeyboardInterrupt\n"
+        "    attempt(self, parts)\n"
+        "Search.attempt = stopped\n"
+        "from moeplan.planner.cli import main\n"
+        "main()"
+    )
+    done = run(tmp_path, "solve", "--trace", trace.path, "--cluster", "2x2", code=code)
+    assert done.returncode == 130
+    assert "interrupted: the best found until then" in done.stdout
+    assert "moeplan: interrupted; plan.json holds the best found until then" in done.stderr
+    assert auto_of(load(tmp_path / "plan.json")).status is Status.INTERRUPTED
