@@ -52,10 +52,10 @@ def apply(
 
     \b
     Examples:
-      moeplan apply plan.json
-      moeplan apply plan.json -- torchrun --nproc-per-node 4 generate.py
       moeplan apply plan.json --engine sglang -o placement --hf-config config.json
       moeplan apply plan.json --checkpoint Mixtral-8x7B -o Mixtral-8x7B-planned
+      moeplan apply plan.json
+      moeplan apply plan.json -- torchrun --nproc-per-node 4 generate.py
       moeplan apply --undo Mixtral-8x7B-planned -o Mixtral-8x7B
     """
     ways = [way for way in (engine, checkpoint, undo) if way is not None]

@@ -174,7 +174,8 @@ def validate(
 
     \b
     Examples:
-      moeplan validate placement --engine sglang --hf-config config.json --ep-size 32 --redundant 32
+      moeplan validate placement --engine sglang \\
+        --hf-config config.json --ep-size 32
     """
     from ...runtime.exports import Expected
     from ...runtime.exports import validate as findings_of

@@ -44,10 +44,10 @@ def profile(
 
     \b
     Examples:
-      moeplan profile --quick
-      srun moeplan profile --device cuda
       moeplan profile --preset h200_sxm --cluster 2x8 --link inter=50:5
-      moeplan profile --cluster 4x8 --link intra=450:3 --link inter=50:12 -o net.json
+      srun moeplan profile --device cuda
+      moeplan profile --quick
+      moeplan profile --cluster 4x8 --link intra=450:3 --link inter=50:12
       moeplan profile --merge node.json net.json
       moeplan profile --from-tables systems/data --system h200_sxm
     """

@@ -52,7 +52,7 @@ def record(
     \b
     Example:
       moeplan trace record embedded --text book.txt -o traces
-      moeplan trace record ./OLMoE-1B-7B --dataset prompts.jsonl --generate 64 -o traces
+      moeplan trace record ./OLMoE-1B-7B --dataset prompts.jsonl --generate 64
     """
     kept: dict[str, Any] = {"weights": weights, "sample_rate": sample_rate, "max_tokens": max_tokens}
     kept["embeddings"] = embeddings
@@ -157,8 +157,11 @@ def import_(
 
     \b
     Example:
-      moeplan trace import routing.npz -o traces --hidden-size 2880 --ffn-size 2880 --kv-size 1024 --dtype-bytes 2
-      moeplan trace import /tmp/expert_distribution_recorder_*.pt -o traces --hf-config DeepSeek-V3/config.json
+      moeplan trace import /tmp/expert_distribution_recorder_*.pt \\
+        --hf-config DeepSeek-V3/config.json -o traces
+      moeplan trace import responses.jsonl --hf-config config.json -o traces
+      moeplan trace import routing.npz --hidden-size 2880 --ffn-size 2880 \\
+        --kv-size 1024 --dtype-bytes 2 -o traces
     """
     from ...traces.importers import import_trace
 
