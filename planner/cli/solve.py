@@ -26,13 +26,14 @@ from .screen import console, end_interrupted, print_json, progress
 if TYPE_CHECKING:
     from ..request import Request
 
+BY = "What to plan by; auto tries all and combines them."
 TRACES = "The trace: a directory (traces unless given), a file or a URI. eplb: several with weights."
 
 
 @with_strategy_flags
 def solve(
     flags: StrategyFlags,
-    strategy: Annotated[Literal[tuple(STRATEGIES)], typer.Option(help="What to plan by; auto tries all and combines them.")] = "auto",  # type: ignore[valid-type]
+    strategy: Annotated[Literal[tuple(STRATEGIES)], typer.Option(help=BY)] = "auto",  # type: ignore[valid-type]
     trace: Annotated[list[str] | None, optional(TRACES, metavar="TRACE[:WEIGHT]")] = None,
     profile: Annotated[Path | None, optional("The profile; profile.json where there is one.")] = None,
     cluster: Annotated[str | None, optional("NxG: N nodes of G devices, instead of the profile's.")] = None,

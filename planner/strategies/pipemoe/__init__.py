@@ -24,7 +24,7 @@ class PipemoeParams(Params):
 
     method: Literal["exact", "paper", "robust", "unequal"] = flag("exact", HOW)
     max_degree: int | None = flag(
-        None, "Chunks of a layer at most; 32, the most Tutel takes.", at_least=1, at_most=MAX_DEGREE, expected="1 to 1,024"
+        None, "Chunks of a layer at most; 32, as Tutel.", at_least=1, at_most=MAX_DEGREE, expected="1 to 1,024"
     )
     joint: bool = flag(False, "One degree for the forward and the backward pass.")
     full_duplex: bool = flag(False, "Dispatches and combines may run at the same time.")
