@@ -31,7 +31,7 @@ class EplbParams(PlacementParams):
     mixes: ClassVar[bool] = True
     weighs: ClassVar[bool] = True
     methods: ClassVar[Mapping[str, str]] = {
-        "auto": "Best of the others on half the samples",
+        "auto": "Published or refined, by a trial on samples",
         "refined": "Published, then swaps off the busiest device",
         "published": "DeepSeek's EPLB",
     }
