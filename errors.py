@@ -9,7 +9,7 @@
     |-- CertificationError  5   a plan claims a figure that its trace does not give
     |-- RankError           6   a rank died, hung or disagreed
     |-- StorageError        7   writing failed: no space, no permission
-    `-- NoBenefitError      8   a plan does not pay on the trace it was compared on
+    `-- NoBenefitError      8   a plan does not pay on the trace that judged it
 
 Ctrl-C ends a command with 130. A message says what was found, what was expected and what to do; it stays one line that
 steers no terminal, whatever the names and files that it quotes hold.
@@ -69,6 +69,6 @@ class StorageError(MoeplanError):
 
 
 class NoBenefitError(MoeplanError):
-    """A plan does not pay on the trace it was compared on."""
+    """A plan does not pay on the trace that judged it."""
 
     exit_code = 8

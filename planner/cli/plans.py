@@ -82,10 +82,9 @@ def compare(
 ) -> None:
     """Evaluate plans side by side on a trace they were not made from, each against today and the first.
 
-    Today is contiguous experts, one slot each, standard dispatch, whole layers, samples that stay. Exits with 8 when at
-    least one of the plans does not pay there: the 95 % interval of its gain over today is not above 0 (of a sample
-    policy that is not judged by whole steps: above 2 % of today). stderr names all that do not; gains over
-    the first plan decide nothing. To ask about one plan alone, name it alone.
+    Today is contiguous experts, one slot each, standard dispatch, whole layers, samples that stay. A plan pays where it
+    gains 1 % or more over today, and the 95 % interval of the gain is above 0. (Samples that move must gain more than
+    2 %, unless whole steps are timed.) Exit code 8: a plan does not pay, and stderr names it.
 
     \b
     Examples:
