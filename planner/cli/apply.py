@@ -28,7 +28,7 @@ def apply(
     trace: Annotated[str | None, optional("The trace to certify against; the plan's own.")] = None,
     profile: Annotated[str | None, optional("The profile to certify seconds by; the plan's own.")] = None,
     engine: Annotated[str | None, optional(f"Write this engine's files: {ENGINES}.")] = None,
-    output: Annotated[Path | None, optional("Where those go: a new directory.", "-o", "--output")] = None,
+    output: Annotated[Path | None, optional("Where they go: a new directory.", "-o", "--output")] = None,
     hf_config: Annotated[
         Path | None, optional("The model's config.json, for layers that the plan does not know.")
     ] = None,
