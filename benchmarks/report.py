@@ -106,8 +106,9 @@ def told(row: Row) -> str:
 
 
 def _section(section: Section) -> str:
+    shows, stop, details = section.note.partition(". ")
     against = f" Baseline: {section.baseline}." if section.baseline else ""
-    head = f"## {section.title}\n\n{section.note}{against}".rstrip() + "\n\n"
+    head = f"## {section.title}\n\n{shows}{stop.rstrip()}{against}\n\n"
     if section.skipped:
         return f"{head}**Skipped**: {section.skipped}."
     more = list(dict.fromkeys(name for row in section.rows for name in row.more))
@@ -116,7 +117,8 @@ def _section(section: Section) -> str:
     ]
     filled = [at for at in range(len(table[0])) if at < 2 or any(row[at] != "-" for row in table[1:])]
     lines = [_line([row[at] for at in filled]) for row in table]
-    return head + "\n".join([lines[0], "|---|---|" + "---:|" * (len(filled) - 2), *lines[1:]])
+    body = "\n".join([lines[0], "|---|---|" + "---:|" * (len(filled) - 2), *lines[1:]])
+    return f"{head}{body}\n\n{details}".rstrip()
 
 
 def _growth(subject: str, lines: list[Curve]) -> list[str]:
