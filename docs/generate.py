@@ -23,7 +23,8 @@ from moeplan.traces import model
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-METRICS_ARE = """What each figure of `moeplan solve`, `show` and `compare` means. All of a plan's: `moeplan show plan.json -v`.
+METRICS_ARE = """\
+What each figure of `moeplan solve`, `show` and `compare` means. All of a plan's: `moeplan show plan.json -v`.
 
 Intervals are 95 %, by bootstrap over what the fifth column says. Gains are paired. Where samples are re-homed, all
 intervals are over steps."""
