@@ -29,6 +29,7 @@ check: .venv/installed
 	.venv/bin/python -m mypy
 	.venv/bin/python -m mypy --explicit-package-bases tests benchmarks
 	.venv/bin/python docs/generate.py --check
+	.venv/bin/python -m mkdocs build --strict
 
 # One subject or more with flags: make bench BENCH="netmoe recording --save"
 bench: .venv/installed

@@ -78,6 +78,8 @@ class Study(Generic[Instance]):
         What quality and bound are; a name that ends in ", %" is a share, in ", s" seconds.
     baseline
         Whose seconds the ratios are to; empty where none are taken.
+    note
+        Its first sentence says what the table shows, and stands above it; the others stand below.
     needs
         Real data without which the study is skipped, a path inside `Settings.data`.
     """

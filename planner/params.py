@@ -4,7 +4,7 @@ Every strategy's own stand in the `__init__` of its folder.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin
@@ -13,7 +13,7 @@ from ..errors import UsageError
 from ..profilers.cluster import Cluster
 
 MOST_DIGITS = 9
-HOW = "How to solve; the strategy's own."  # help of flags that several strategies have
+HOW = "How to solve; each strategy's methods are listed below."  # help of flags that several strategies have
 WHOLE = "Whole keeps each expert group in one block of slots."
 
 
@@ -67,6 +67,7 @@ class Params:
 
     mixes: ClassVar[bool] = False  # whether several traces may be planned for together
     replans: ClassVar[bool] = False  # whether a plan in force may be re-planned
+    methods: ClassVar[Mapping[str, str]] = {}  #: What each word of `method` does, in one line of the help
 
     def __post_init__(self) -> None:
         for name, one in flags_of(type(self)):

@@ -107,7 +107,8 @@ STUDIES = (
         title="Beside Kuhn-Munkres on duplicated columns",
         quality="total cost",
         baseline="km (scipy)",
-        note="km (scipy) is `linear_sum_assignment` alone on a matrix duplicated beforehand, whose memory is not in MB;"
+        note="The total cost that each method finds, and how much faster than SciPy's Kuhn-Munkres it is. "
+        "km (scipy) is `linear_sum_assignment` alone on a matrix duplicated beforehand, whose memory is not in MB;"
         " flow and transport are whole calls, checks and conversions included. Costs: integers to 9,999; the same less"
         " a popularity of each sink; floats. The bound is km's optimum.",
         instances=_sizes,
@@ -116,7 +117,8 @@ STUDIES = (
     Study(
         title="First calls: compiling and loading",
         quality="none",
-        note="Each in a process of its own, imports not counted; in no other figure.",
+        note="Seconds of each method's first call, compiling or loading included. "
+        "Each in a process of its own, imports not counted; in no other figure.",
         instances=lambda settings: ["integers"] if settings.quick else ["integers", "floats"],
         rows=_first_calls,
     ),
@@ -124,7 +126,8 @@ STUDIES = (
         title="Growth with items and sinks",
         quality="total cost",
         baseline="km",
-        note="Whole calls of `balanced_assignment`, integers to 9,999; pulp only up to 128 items, km up to 2,048.",
+        note="The same figures as items and sinks grow. "
+        "Whole calls of `balanced_assignment`, integers to 9,999; pulp only up to 128 items, km up to 2,048.",
         instances=_grown,
         rows=_growth,
     ),

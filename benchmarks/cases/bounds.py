@@ -81,14 +81,16 @@ STUDIES = (
     Study(
         title="Dirichlet",
         quality="hops kept, %",
-        note=f"{NOTE} or after 120 s; placements by 10 s of annealing. Classes are layers x experts x devices.",
+        note="How far each kind of bound lies above the hops that a placement keeps, on random transitions. "
+        f"{NOTE} or after 120 s; placements by 10 s of annealing. Classes are layers x experts x devices.",
         instances=_dirichlet,
         rows=_rows,
     ),
     Study(
         title="Real routing",
         quality="hops kept, %",
-        note=f"{NOTE} or after 600 s; even sample ids, placements by 20 s of annealing.",
+        note="How far each kind of bound lies above the hops that a placement keeps, on gpt-oss-20b. "
+        f"{NOTE} or after 600 s; even sample ids, placements by 20 s of annealing.",
         needs=GPT_OSS,
         instances=_real,
         rows=_rows,

@@ -83,7 +83,8 @@ STUDIES = (
     Study(
         title="Profile, taken first",
         quality="median error on sizes held out, %",
-        note="By bytes through the busiest node, or from a rank to its own node. Start and rate are those of the best"
+        note="How well the fitted curves predict exchanges of other sizes. "
+        "By bytes through the busiest node, or from a rank to its own node. Start and rate are those of the best"
         " line; the fits that predict are monotone curves. A chunk is one of a layer's, whose experts take no time.",
         instances=_instances,
         rows=_profile,
@@ -92,6 +93,7 @@ STUDIES = (
         "inference",
         "ExFlow: whole sequences, tokens that stay or return",
         "contiguous, standard",
+        "Seconds of a forward pass, or of a few new tokens, under each plan. "
         "K experts a token; tokens of kinds that the placement was not fitted to. With K = 2 it is fitted to the first"
         " choices, and the second ones go their own ways.",
     ),
@@ -99,6 +101,7 @@ STUDIES = (
         "rehoming",
         "NetMoE: a training step, samples that stay or move",
         "samples stay",
+        "Seconds of a training step with samples that stay or move. "
         "Forward and backward of 6 layers, another batch each round. A node has the paper's 16 experts and 32 samples."
         " Samples prefer experts, Dirichlet(2.5 / E), K = 2 distinct ones a token: the same in all layers (persistent),"
         " or others in each (independent). 2.5 is chosen so that as many pairs are left between nodes as on average in"
@@ -108,6 +111,7 @@ STUDIES = (
         "pipelining",
         "PipeMoE: degrees of one layer",
         "degree 1",
+        "Seconds of one layer at several degrees, the planned one among them. "
         "Forward; or forward and backward, planned with a degree each or one for both (solve --joint). t_e and t_d: the"
         " experts' and the dispatch's seconds forward at degree 1. The model's limit is t(1) / t(planned).",
     ),
@@ -115,12 +119,13 @@ STUDIES = (
         "overhead",
         "Overhead: one layer in one chunk, forward",
         "two all-to-alls by hand",
+        "Seconds of one layer by moeplan, beside one written by hand. "
         "Experts take no time. By hand every token-expert pair travels, moeplan sends a token once a device.",
     ),
     Study(
         title="Measured beside predicted",
         quality="seconds of a step, s",
-        note="The points of the picture.",
+        note="Seconds measured beside seconds predicted, step by step. The points of the picture.",
         instances=_instances,
         rows=_points,
     ),

@@ -45,11 +45,11 @@ def _excess(instance: Instance) -> Iterator[Row]:
     outcomes = {method: [solve(loads, method=method).outcome for loads in draws] for method in METHODS}
     bounds = [outcome.bound or 1.0 for outcome in outcomes["refined"]]
     raws = [eplb.raw_balance(loads, cluster, slots=slots, num_groups=num_groups) for loads in draws]
-    raw = 1e6 * fmean(one.balance / bound - 1 for one, bound in zip(raws, bounds, strict=True))
+    raw = fmean(one.balance / bound - 1 for one, bound in zip(raws, bounds, strict=True))
     yield Row(name, "raw", quality=raw, bound=0.0, more={"duplicates": fmean(one.duplicates for one in raws)})
     for method in METHODS:
         values = [outcome.objective.value for outcome in outcomes[method]]
-        quality = 1e6 * fmean(value / bound - 1 for value, bound in zip(values, bounds, strict=True))
+        quality = fmean(value / bound - 1 for value, bound in zip(values, bounds, strict=True))
         yield Row(name, method, quality=quality, bound=0.0, **timings[method].figures)
 
 
@@ -104,9 +104,10 @@ def _topical(rng: np.random.Generator, num_steps: int, num_layers: int = 8) -> A
 STUDIES = (
     Study(
         title="58 x 256 experts in 288 slots",
-        quality="mean excess, millionths",
+        quality="mean excess, %",
         baseline="published",
-        note="Mean over five seeds of max/mean device load over the larger of 1 and the best largest replica, minus 1;"
+        note="How far the busiest device's load lies above the least that is possible. "
+        "Mean over five seeds of max/mean device load over the larger of 1 and the best largest replica, minus 1;"
         " seconds of one, once compiled. `raw` puts experts on a device twice, which no engine may load; `published` is"
         " it repaired. On 72 devices and more the bound is weak.",
         instances=_bounded,
@@ -114,9 +115,10 @@ STUDIES = (
     ),
     Study(
         title="The same in 8 groups that stay on nodes",
-        quality="mean excess, millionths",
+        quality="mean excess, %",
         baseline="published",
-        note="32 devices; the bound is that of the best way to deal the groups to nodes.",
+        note="The same excess where expert groups must stay on nodes. "
+        "32 devices; the bound is that of the best way to deal the groups to nodes.",
         instances=_grouped,
         rows=_excess,
     ),
@@ -124,7 +126,8 @@ STUDIES = (
         title="Steps: max/mean device load of those not seen",
         quality="max/mean",
         baseline="published",
-        note="Synthetic: six topics that steps mix, 8 layers of 256 experts in 288 slots on 32 devices. Placed by every"
+        note="The busiest device's load over the mean, on steps that the placement has not seen. "
+        "Synthetic: six topics that steps mix, 8 layers of 256 experts in 288 slots on 32 devices. Placed by every"
         " second step, judged by the others: the mean over layers and steps, and the 95th percentile of steps.",
         instances=lambda settings: [30, 100] if settings.quick else [30, 100, 300, 1000],
         rows=_steps,

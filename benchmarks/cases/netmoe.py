@@ -175,7 +175,8 @@ STUDIES = (
         title="Table 4: the solver's seconds",
         quality=COPIES_SAVED,
         baseline="km",
-        note="Both stages on 2x8 devices, the cost matrix given; the paper has its scatter and computation to hide the"
+        note="Seconds of each solver, beside those that the paper can hide it in. "
+        "Both stages on 2x8 devices, the cost matrix given; the paper has its scatter and computation to hide the"
         " solver in, 3.7 to 41.7 ms. Saved of blind dealing; the bound is the locality index.",
         instances=lambda settings: TABLE_4[: 2 if settings.quick else None],
         rows=_table_4,
@@ -184,7 +185,8 @@ STUDIES = (
         title="Table 5: volumes and reductions",
         quality=COPIES_SAVED,
         baseline="paper (km)",
-        note="Of uniform routing's (1 - 1/N) I L K H bytes (L = 1024, K = 2, H = 768, a byte an element); samples"
+        note="Bytes between nodes with and without moving samples, as in the paper's Table 5. "
+        "Of uniform routing's (1 - 1/N) I L K H bytes (L = 1024, K = 2, H = 768, a byte an element); samples"
         " Dirichlet(3 / E), I = 4 J; mean over 20 steps, spread: one standard deviation over them. The paper reports 34"
         " to 43 %. Whole calls of `netmoe.solve`.",
         instances=_clusters,
@@ -194,7 +196,8 @@ STUDIES = (
         title="Busiest port: what the bottleneck objective gains over the sum",
         quality="seconds of the busiest ports, s",
         baseline="sum",
-        note="Eq. 5 with links of 400 GB/s and 2 us, 100 GB/s and 5 us, 1,536 bytes a copy; means over steps."
+        note="Seconds of the busiest ports under each objective, on generated samples. "
+        "Eq. 5 with links of 400 GB/s and 2 us, 100 GB/s and 5 us, 1,536 bytes a copy; means over steps."
         " Seconds are of the first step's solve, bounds included.",
         instances=_synthetic_steps,
         rows=_busiest,
@@ -203,7 +206,8 @@ STUDIES = (
         title="Busiest port on real counts",
         quality="seconds of the busiest ports, s",
         baseline="sum",
-        note="OLMoE-1B-7B, experts contiguous, steps of 64 samples, three layers.",
+        note="Seconds of the busiest ports under each objective, on recorded counts. "
+        "OLMoE-1B-7B, experts contiguous, steps of 64 samples, three layers.",
         needs=OLMOE,
         instances=_real_steps,
         rows=_busiest,
@@ -211,7 +215,8 @@ STUDIES = (
     Study(
         title="Ablation: what the homes know of the next layer",
         quality=COPIES_SAVED,
-        note="Over both exchanges. Preferences persist across layers by construction. A global frequency adds the same"
+        note="Copies saved by what the homes know of the next layer, on generated samples. "
+        "Over both exchanges. Preferences persist across layers by construction. A global frequency adds the same"
         " to every choice: it must equal none.",
         instances=_clusters,
         rows=_ablation,
@@ -220,7 +225,8 @@ STUDIES = (
         Study(
             title=f"Real counts: {name}",
             quality=COPIES_SAVED,
-            note="Over both exchanges, experts contiguous, steps of 64 samples; the bound is the locality index.",
+            note="Copies saved by what the homes know of the next layer, on recorded counts. "
+            "Over both exchanges, experts contiguous, steps of 64 samples; the bound is the locality index.",
             needs=needs,
             instances=partial(_real, read),
             rows=_real_rows,

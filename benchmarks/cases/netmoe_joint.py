@@ -155,7 +155,8 @@ STUDIES = (
     Study(
         title="Synthetic",
         quality=COPIES_SAVED,
-        note=f"Of contiguous experts and blind homes, over both exchanges; mean over {SEEDS} steps, next predicted."
+        note="Copies saved by a placement, by homes, and by both, on generated samples. "
+        f"Of contiguous experts and blind homes, over both exchanges; mean over {SEEDS} steps, next predicted."
         " Experts of the next layer placed by affinity, or of both layers. Seconds: placement and homes of one step.",
         instances=_generated,
         rows=_synthetic,
@@ -164,7 +165,8 @@ STUDIES = (
         Study(
             title=name,
             quality=COPIES_SAVED,
-            note="Of contiguous experts and blind homes, held-out samples, online. Seconds: the placement's solve,"
+            note="Copies saved by a placement, by homes, and by both, on recorded routing. "
+            "Of contiguous experts and blind homes, held-out samples, online. Seconds: the placement's solve,"
             " the predictor's fit and all homes of the held-out steps.",
             needs=source,
             instances=partial(_clusters, source),

@@ -111,7 +111,8 @@ STUDIES = (
         title="Table IV: degrees of 288 layers",
         quality="mean loss where wrong, %",
         baseline="brute force",
-        note="Forward, against brute force over r = 1 to 4000. Algorithm 1 is the paper's as printed, with SciPy's"
+        note="How much slower than the best degree each method's choice is, and in how many layers. "
+        "Forward, against brute force over r = 1 to 4000. Algorithm 1 is the paper's as printed, with SciPy's"
         " SLSQP, each distinct layer once; `exact` gives forward, backward and joint degrees in one vectorised call.",
         instances=lambda settings: [(name, k) for name in PRESETS for k in ((1,) if settings.quick else (1, 2))],
         rows=_table_iv,
@@ -119,7 +120,8 @@ STUDIES = (
     Study(
         title="Table IV: unequal chunks against the best equal ones",
         quality="mean gain where it helps, %",
-        note="Forward, k = 1; seconds of all 288 layers.",
+        note="How much unequal chunks gain over the best equal ones, where they help. "
+        "Forward, k = 1; seconds of all 288 layers.",
         instances=lambda settings: list(PRESETS)[: 1 if settings.quick else None],
         rows=_chunks,
     ),
@@ -127,7 +129,8 @@ STUDIES = (
         title="What a call costs",
         quality="largest loss, %",
         baseline="brute force",
-        note="`optimal_degree` and `optimal_degrees` find forward, backward and joint degrees; brute force and"
+        note="Seconds of one call of each method, as layers and degrees grow. "
+        "`optimal_degree` and `optimal_degrees` find forward, backward and joint degrees; brute force and"
         " Algorithm 1 the forward one only. Brute force is NumPy over all layers and degrees at once.",
         instances=_sizes,
         rows=_cost,

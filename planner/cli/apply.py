@@ -36,7 +36,7 @@ def apply(
     trace: Annotated[str | None, optional("The trace to certify against; the plan's own.")] = None,
     profile: Annotated[str | None, optional("The profile to certify seconds by; the plan's own.")] = None,
     engine: Annotated[str | None, optional(f"Write this engine's files: {ENGINES}.")] = None,
-    output: Annotated[Path | None, optional("Where those go: a new directory.", "-o", "--output")] = None,
+    output: Annotated[Path | None, optional("Where they go: a new directory.", "-o", "--output")] = None,
     hf_config: Annotated[
         Path | None, optional("The model's config.json, for layers that the plan does not know.")
     ] = None,
@@ -64,10 +64,10 @@ def apply(
 
     \b
     Examples:
-      moeplan apply plan.json
-      moeplan apply plan.json -- torchrun --nproc-per-node 4 generate.py
       moeplan apply plan.json --engine sglang -o placement --hf-config config.json
       moeplan apply plan.json --checkpoint Mixtral-8x7B -o Mixtral-8x7B-planned
+      moeplan apply plan.json
+      moeplan apply plan.json -- torchrun --nproc-per-node 4 generate.py
       moeplan apply --undo Mixtral-8x7B-planned -o Mixtral-8x7B
     """
     named = {"--engine": engine, "--checkpoint": checkpoint, "--undo": undo}

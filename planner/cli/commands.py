@@ -16,7 +16,7 @@ COMMANDS = {
     "show": "Print a plan, or draw it.",
     "compare": "Hold plans against one another on any trace.",
     "certify": "Recompute what a plan claims.",
-    "apply": "Make a plan this directory's active plan, or write it for an engine.",
+    "apply": "Make a plan active, or write it for an engine.",
     "validate": "Check a file that places experts by its engine's rules.",
     "demo": "Run the whole chain on the embedded model.",
 }
@@ -26,13 +26,18 @@ class PanelCommand(TyperCommand):
     """A command whose options of one panel stand together in its help."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments and options without a panel first, then a section for each panel."""
+        """Write arguments and options without a panel first, then a section for each panel.
+
+        A callback's `rows` are further lines of a panel.
+        """
         panels: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             if (record := parameter.get_help_record(ctx)) is not None:
                 usual = f"{parameter.param_type_name.capitalize()}s"
                 panels.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
-        for title, records in panels.items():
+        rows = getattr(self.callback, "rows", {})
+        panels |= {title: [*rows[title], *panels.pop(title, ())] for title in rows}
+        for title, records in ((title, records) for title, records in panels.items() if records):
             with formatter.section(title):
                 formatter.write_dl(records)
 
@@ -88,6 +93,5 @@ group = LazyGroup(
     dict.fromkeys(("show", "compare", "certify", "validate"), "plans"),
     params=get_command(_app).params,
     help="Plan Mixture-of-Experts expert parallelism: measure, record, solve, apply.\n\n"
-    "In an empty directory, one after another: moeplan profile; moeplan solve --strategy exflow;"
-    " moeplan apply plan.json.",
+    "In an empty directory, one after another: moeplan profile; moeplan solve; moeplan apply plan.json.",
 )

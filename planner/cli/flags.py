@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import typer
 
-from ..params import Flag, choices, flags_of, option_of
+from ..params import Flag, Params, choices, flags_of, option_of
 from ..request import Phase
 from ..strategies.registry import STRATEGIES
 
@@ -18,6 +18,7 @@ from ..strategies.registry import STRATEGIES
 Dispatch = Literal["standard", "coherent", "migrating"]
 ReplicaRule = Literal["even", "nearest", "static", "round_robin"]
 StrategyFlags = dict[str, Any]
+SEVERAL = "several strategies"  # panel of the flags that more than one strategy has
 ENGINES = "sglang, vllm, vllm-ascend, tensorrt-llm, tutel"
 
 
@@ -32,13 +33,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 PhaseWord = StrEnum("PhaseWord", {word: word for word in get_args(Phase)})  # type: ignore[misc]  # mypy reads literals
 Phases = Annotated[list[PhaseWord] | None, optional("Only tokens of this phase; may repeat.")]
 Purpose = Annotated[
-    Literal["serving", "training"] | None, optional("What the plan is for; the trace's phases say.", "--for")
+    Literal["serving", "training"] | None, optional("What the plan is for; else as the trace's phases say.", "--for")
 ]
 TokensPerStep = Annotated[
-    int | None, optional("Prefill, training: tokens of a step, of whole samples; 4,096 or 8,192 a device.")
+    int | None, optional("Prefill, training: tokens per step, of whole samples; 4,096 or 8,192 per device.")
 ]
-Concurrency = Annotated[int | None, optional("Decode: sequences that run at once; 64 a device.")]
-SamplesPerStep = Annotated[int | None, optional("Training: samples of a step.")]
+Concurrency = Annotated[int | None, optional("Decode: sequences that run at once; 64 per device.")]
+SamplesPerStep = Annotated[int | None, optional("Training: samples per step.")]
 
 
 def phases(words: list[PhaseWord] | None) -> tuple[Any, ...]:
@@ -72,6 +73,7 @@ def with_strategy_flags(command: Callable[..., None]) -> Callable[..., None]:
     ]
     with_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    with_flags.rows = {name: _methods(row.params) for name, row in STRATEGIES.items()}  # type: ignore[attr-defined]
     return with_flags
 
 
@@ -87,9 +89,19 @@ def _derived() -> dict[str, tuple[Flag, Any]]:
         kinds, (default, *others), (one, *_) = zip(*owners.values(), strict=True)
         silent = others or default in (None, (), False, 0)
         words = one.help if silent else f"{one.help}  [default: {default}]"
-        option = optional(words, option_of(name, one), metavar=one.metavar, rich_help_panel=", ".join(owners))
+        words = f"{', '.join(owners)}: {words}" if others else words
+        panel = SEVERAL if others else next(iter(owners))
+        metavar = one.metavar or (name.upper() if len({*map(choices, kinds)}) > 1 else None)
+        option = optional(words, option_of(name, one), metavar=metavar, rich_help_panel=panel)
         derived[name] = one, Annotated[_typed(kinds, one) | None, option]
     return derived
+
+
+def _methods(params: type[Params]) -> list[tuple[str, str]]:
+    """A row of the help for each method of a strategy, the default's named."""
+    words = choices(get_type_hints(params).get("method"))
+    default = next((one.default for one in dataclasses.fields(params) if one.name == "method"), None)
+    return [(f"--method {word}", params.methods.get(word, "") + "  [default]" * (word == default)) for word in words]
 
 
 def _typed(kinds: Sequence[Any], one: Flag) -> Any:

@@ -85,10 +85,9 @@ def compare(
 ) -> None:
     """Evaluate plans side by side on a trace they were not made from, each against today and the first.
 
-    Today is contiguous experts, one slot each, standard dispatch, whole layers, samples that stay. Exits with 8 when at
-    least one of the plans does not pay there: the gain over today is below 1 %, or its 95 % interval not above 0 (of a
-    sample policy that is not judged by whole steps: not above 2 % of today). stderr names all that do not; gains over
-    the first plan decide nothing. To ask about one plan alone, name it alone.
+    Today is contiguous experts, one slot each, standard dispatch, whole layers, samples that stay. A plan pays where it
+    gains 1 % or more over today, and the 95 % interval of the gain is above 0. (Samples that move must gain more than
+    2 %, unless whole steps are timed.) Exit code 8: a plan does not pay, and stderr names it.
 
     \b
     Examples:
@@ -193,7 +192,8 @@ def validate(
 
     \b
     Examples:
-      moeplan validate placement --engine sglang --hf-config config.json --ep-size 32 --redundant 32
+      moeplan validate placement --engine sglang \\
+        --hf-config config.json --ep-size 32
     """
     from ...runtime.exports import Expected
     from ...runtime.exports import validate as findings_of

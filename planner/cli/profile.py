@@ -24,11 +24,11 @@ def profile(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats: under a minute.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Every case, size and dtype: many minutes.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the profile in the output file.")] = False,
-    preset: Annotated[str | None, optional("Take what ships of a GPU: h100_sxm or h200_sxm; list tells more.")] = None,
-    cluster: Annotated[str | None, optional("NxG or a cluster.yaml: describe it, measure nothing.")] = None,
+    preset: Annotated[str | None, optional("Curves that ship: h100_sxm or h200_sxm; or list.")] = None,
+    cluster: Annotated[str | None, optional("NxG or a cluster.yaml: a description, not measured.")] = None,
     link: Annotated[list[str] | None, optional("KIND=GBps:us of a described cluster; may repeat.")] = None,
     from_tables: Annotated[Path | None, optional("Folder of aiconfigurator's Parquet tables to read.")] = None,
-    system: Annotated[str | None, optional("With --from-tables: whose, e.g. h200_sxm.")] = None,
+    system: Annotated[str | None, optional("With --from-tables: the GPU, e.g. h200_sxm.")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Make one of the profiles given.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds of silence after which a rank counts as hung.")] = 120,
     plot: Annotated[Path | None, optional("Also draw the fits: a page, and text on the screen.")] = None,
@@ -37,19 +37,19 @@ def profile(
 ) -> None:
     """Measure this machine and its links; or take a preset, describe a cluster, read published tables, merge profiles.
 
-    Under torchrun or srun it joins that world, of any number of nodes. Where it measures outside such a world and
-    there is no traces/ yet, it also records the routing of the small embedded model there, so that moeplan solve has
-    something to plan with. Ctrl-C keeps what was measured; --resume goes on from there.
+    Under torchrun or srun it joins that world, of any number of nodes. Outside such a world it also records the small
+    embedded model's routing into traces/, unless that is there, so that moeplan solve has something to plan with.
+    Ctrl-C keeps what was measured, and --resume goes on from there.
 
     --preset and --from-tables give the curves of one node; --cluster and --link say how many there are and what joins
     them. A link given replaces the measured one.
 
     \b
     Examples:
-      moeplan profile --quick
-      srun moeplan profile --device cuda
       moeplan profile --preset h200_sxm --cluster 2x8 --link inter=50:5
-      moeplan profile --cluster 4x8 --link intra=450:3 --link inter=50:12 -o net.json
+      srun moeplan profile --device cuda
+      moeplan profile --quick
+      moeplan profile --cluster 4x8 --link intra=450:3 --link inter=50:12
       moeplan profile --merge node.json net.json
       moeplan profile --from-tables systems/data --system h200_sxm
     """

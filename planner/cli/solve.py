@@ -26,20 +26,21 @@ from .screen import console, end_interrupted, print_json, progress
 if TYPE_CHECKING:
     from ..request import Request
 
+BY = "What to plan by; auto tries all and combines them."
 TRACES = "The trace: a directory (traces unless given), a file or a URI. eplb: several with weights."
 
 
 @with_strategy_flags
 def solve(
     flags: StrategyFlags,
-    strategy: Annotated[Literal[tuple(STRATEGIES)], typer.Option(help="What to plan by; auto tries all.")] = "auto",  # type: ignore[valid-type]
+    strategy: Annotated[Literal[tuple(STRATEGIES)], typer.Option(help=BY)] = "auto",  # type: ignore[valid-type]
     trace: Annotated[list[str] | None, optional(TRACES, metavar="TRACE[:WEIGHT]")] = None,
     profile: Annotated[Path | None, optional("The profile; profile.json where there is one.")] = None,
     cluster: Annotated[str | None, optional("NxG: N nodes of G devices, instead of the profile's.")] = None,
     link: Annotated[list[str] | None, optional("KIND=GBps:us, instead of the profile's; may repeat.")] = None,
     on: Annotated[Path | None, optional("Add this decision to a plan; the cluster is that plan's.")] = None,
     previous: Annotated[Path | None, optional("exflow: the plan in force, to move few experts from.", "--from")] = None,
-    dispatch: Annotated[Dispatch | None, optional("Instead of the strategy's own.")] = None,
+    dispatch: Annotated[Dispatch | None, optional("Dispatch model, instead of the strategy's own.")] = None,
     phase: Phases = None,
     fit_fraction: Annotated[
         float | None, optional("Share of samples to fit on; the rest judges. 0.5, or 1 of a single one.")
@@ -60,12 +61,13 @@ def solve(
 
     \b
     Examples:
-      moeplan solve --trace traces --cluster 2x8 --engine sglang --time-limit 60
-      moeplan solve --strategy exflow --trace traces --cluster 2x8 -o plan.json
-      moeplan solve --strategy eplb --trace traces --profile h200.json -o plan.json
-      moeplan solve --strategy pipemoe --on plan.json -o pipelined.json
+      moeplan solve
+      moeplan solve --engine sglang --trace traces --profile h200.json
+      moeplan solve --concurrency 2048 --trace traces --profile h200.json
       moeplan solve --strategy eplb --redundant auto --trace counts --cluster 4x8
-      moeplan solve --strategy exflow --from plan.json --trace new-traces -o next.json
+      moeplan solve --for training --tokens-per-step 65536 --trace traces
+      moeplan solve --strategy pipemoe --on plan.json -o pipelined.json
+      moeplan solve --strategy exflow --from plan.json --trace new -o next.json
     """
     from ...files import check_target
     from ...traces.dataset import form_of

@@ -18,8 +18,8 @@ EMBEDDED = "embedded"
 MAX_TEXT_BYTES = 64 * 2**20
 COMMANDS = {
     "record": "Record the routing of a model on text.",
-    "import": "Turn a foreign recording into a trace.",
-    "info": "Say what is in a trace.",
+    "import": "Turn a recording into a trace.",
+    "info": "Print what a trace holds.",
     "count": "Reduce a token trace to counts.",
     "example": "Write a real trace that ships with moeplan.",
 }
@@ -34,7 +34,7 @@ def record(
     text: Annotated[Path | None, optional("The text to run it on, UTF-8, cut into samples.")] = None,
     dataset: Annotated[Path | None, optional("JSON lines with text, prompt or messages instead.")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the trace goes.")] = Path("traces"),
-    sample_tokens: Annotated[int, typer.Option(help="Tokens of a sample of the text.")] = 128,
+    sample_tokens: Annotated[int, typer.Option(help="Tokens per sample of the text.")] = 128,
     generate: Annotated[int, typer.Option(min=0, help="Tokens to decode greedily after each sample.")] = 0,
     router: Annotated[str | None, optional("Regular expression for the names of the routers.")] = None,
     weights: Annotated[bool, typer.Option("--weights", help="Record gate weights too.")] = False,
@@ -53,7 +53,7 @@ def record(
     \b
     Example:
       moeplan trace record embedded --text book.txt -o traces
-      moeplan trace record ./OLMoE-1B-7B --dataset prompts.jsonl --generate 64 -o traces
+      moeplan trace record ./OLMoE-1B-7B --dataset prompts.jsonl --generate 64
     """
     kept: dict[str, Any] = {"weights": weights, "sample_rate": sample_rate, "max_tokens": max_tokens}
     kept["embeddings"] = embeddings
@@ -132,39 +132,42 @@ def import_(
     output: Annotated[str, typer.Option("-o", "--output", help="Where the trace goes.")] = "traces",
     hf_config: Annotated[Path | None, optional("The model's config.json, which says what files do not.")] = None,
     first_step: Annotated[int | None, optional("Leave out the steps before it, the warm-up.", min=0)] = None,
-    num_experts: Annotated[int | None, optional("Experts a layer, where the file does not say.", min=1)] = None,
-    top_k: Annotated[int | None, optional("Experts a token, where the file does not say.", min=1)] = None,
-    name: Annotated[str | None, optional("The model's name; the file's.")] = None,
-    phase: Annotated[Phase, typer.Option(help="The phase of tokens that the file does not say it of.")] = "decode",
+    num_experts: Annotated[int | None, optional("Experts per layer, where the file does not say.", min=1)] = None,
+    top_k: Annotated[int | None, optional("Experts per token, where the file does not say.", min=1)] = None,
+    name: Annotated[str | None, optional("The model's name; else the file's.")] = None,
+    phase: Annotated[Phase, typer.Option(help="The phase of the tokens, where the file does not say.")] = "decode",
     hidden_size: Annotated[int | None, optional("The model's hidden size, to predict bytes.", min=1)] = None,
     ffn_size: Annotated[int | None, optional("An expert's FFN size, to predict seconds.", min=1)] = None,
-    kv_size: Annotated[int | None, optional("Elements of K and V, a token and layer.", min=1)] = None,
+    kv_size: Annotated[int | None, optional("Elements of K and V per token and layer.", min=1)] = None,
     dtype_bytes: Annotated[int | None, optional("Bytes of an element, e.g. 2 for bf16.", min=1)] = None,
     as_json: Json = False,
 ) -> None:
-    """Turn a foreign recording into a trace; which kind it is, is seen from its content.
+    """Turn a recording of an engine, or arrays, JSON lines or CSV of yours, into a trace.
 
-    Engines, with --hf-config config.json of the model they ran: SGLang's expert_distribution_recorder_*.pt (stat,
-    stat_approx, per_pass, per_token: give the files of all ranks); responses of SGLang or vLLM with routed_experts,
-    JSON lines; TensorRT-LLM's directory of meta_info.json and rank*.safetensors; Megatron-LM's directory of
-    router_trace_rank*.jsonl. What a recording cannot tell (requests, order, tokens) is noted.
+    The kind is found by the content. With --hf-config config.json of the model: SGLang's
+    expert_distribution_recorder_*.pt (stat, stat_approx, per_pass, per_token: the files of all ranks); responses of
+    SGLang or vLLM with routed_experts, JSON lines; TensorRT-LLM's directory of meta_info.json and rank*.safetensors;
+    Megatron-LM's directory of router_trace_rank*.jsonl. Notes say what a recording cannot tell.
 
-    An .npz holds expert_ids [tokens, layers, k] with optional weights, seq_id, pos and num_experts; an .npy is
+    An .npz holds expert_ids [tokens, layers, k] with optional weights, seq_id, pos and num_experts. An .npy is
     [tokens, layers] (ExFlow's) or [tokens, layers, k].
 
-    An .npz without expert_ids holds counts [samples, layers, experts], with n_tokens [samples] if known; or counts
-    [steps, source ranks, layers, micro-batches, experts] with iteration [steps], every micro-batch a sample.
+    An .npz without expert_ids holds counts [samples, layers, experts], with n_tokens [samples] if known. Or it holds
+    counts [steps, source ranks, layers, micro-batches, experts] with iteration [steps], every micro-batch a sample.
 
-    JSON lines have an object a token, {"sample": 7, "position": 0, "experts": [[3, 1], [0, 2]]}, with optional
-    weights in the shape of experts, step, source_rank and phase; or an object a token and layer, {"sample": 7,
+    JSON lines have one object per token, {"sample": 7, "position": 0, "experts": [[3, 1], [0, 2]]}, with optional
+    weights in the shape of experts, step, source_rank and phase. Or one per token and layer, {"sample": 7,
     "position": 0, "layer": 12, "experts": [3, 1]}. The first line may be {"model": {"num_experts": 8, ...}}.
 
-    CSV has the columns layer, expert and count, and if there step, sample and source_rank: a trace of counts.
+    CSV has the columns layer, expert and count, and optionally step, sample and source_rank: a trace of counts.
 
     \b
     Example:
-      moeplan trace import routing.npz -o traces --hidden-size 2880 --ffn-size 2880 --kv-size 1024 --dtype-bytes 2
-      moeplan trace import /tmp/expert_distribution_recorder_*.pt -o traces --hf-config DeepSeek-V3/config.json
+      moeplan trace import /tmp/expert_distribution_recorder_*.pt \\
+        --hf-config DeepSeek-V3/config.json -o traces
+      moeplan trace import responses.jsonl --hf-config config.json -o traces
+      moeplan trace import routing.npz --hidden-size 2880 --ffn-size 2880 \\
+        --kv-size 1024 --dtype-bytes 2 -o traces
     """
     from ...traces.importers import import_trace
 
@@ -203,10 +206,10 @@ def import_(
 def info(
     trace: Annotated[str, typer.Argument(help="The trace: a directory, a file or a URI.")] = "traces",
     plot: Annotated[Path | None, optional("Also draw it, as a page that needs no network.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the shuffles that figures stand beside.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the shuffles that give chance levels.", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
-    """Say what is in a trace: tokens, samples, phases, skew of every layer, affinity between layers, locality.
+    """Print what a trace holds: tokens, samples, phases, and by layer skew, affinity to the next, and locality.
 
     \b
     Example:
@@ -240,7 +243,7 @@ def count(
     phase: Phases = None,
     as_json: Json = False,
 ) -> None:
-    """Reduce a trace to its count form: tokens of every expert, by step, sample and source rank.
+    """Reduce a trace to its count form: tokens per expert, by step, sample and source rank.
 
     Of a trace in count form it adds up the rows that agree in all of these.
 

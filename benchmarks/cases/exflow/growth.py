@@ -78,7 +78,8 @@ STUDIES = (
         title="Growth with layers, experts and devices",
         quality="hops kept, %",
         baseline="sweeps",
-        note=f"Balanced Markov transitions, rows Dirichlet(0.08). Annealing searches as long as it may, here with the"
+        note="Hops kept, and the seconds until a search settles, as model and cluster grow. "
+        f"Balanced Markov transitions, rows Dirichlet(0.08). Annealing searches as long as it may, here with the"
         f" work of {BUDGET_S:g} s of time limit on two threads: its seconds are those until it keeps {NEARLY:.0%} of"
         " what it keeps `in all`, and those until it keeps more than the sweeps do in the end, simple bounds and its"
         " start by a chain and sweeps included. Where the budget ends it before it settles, the first are the budget's."

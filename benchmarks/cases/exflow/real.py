@@ -66,7 +66,8 @@ STUDIES = (
         title="Real routing",
         quality="top-1 hops kept on unseen samples, %",
         baseline="sweeps",
-        note="Fitted on the even sample ids, judged on the odd ones. The bound is the fitted half's, `fitted` what is"
+        note="Hops that stay on their device on unseen samples of gpt-oss-20b, by method and budget. "
+        "Fitted on the even sample ids, judged on the odd ones. The bound is the fitted half's, `fitted` what is"
         " kept there; unseen samples have no proven bound. Annealing gets the work of so many seconds of time limit on"
         " two threads; seconds are those of both.",
         needs=GPT_OSS,

@@ -70,7 +70,8 @@ STUDIES = (
     Study(
         title="Share of the best known",
         quality="mean share of the best known share, %",
-        note="Balanced Markov transitions, rows Dirichlet(0.03 ... 0.3), in classes of layers x experts x devices;"
+        note="How near each method comes to the best placement known, on random transitions. "
+        "Balanced Markov transitions, rows Dirichlet(0.03 ... 0.3), in classes of layers x experts x devices;"
         " best known as in `benchmarks/exflow_reference.json`, with the budgets that found them. A proven one"
         " is the optimum, another may be exceeded. Annealing of 120 s begins with what sweeps find. Seconds are means.",
         instances=known,

@@ -146,7 +146,8 @@ STUDIES = (
     Study(
         title="Figures 7 and 8: synthetic MoE-64",
         quality=STAYS,
-        note="Figure 7 by GPUs, Figure 8 by nodes of 4. Paper: GPT 350M MoE-64, the Pile, nodes of 4 A100; the staged"
+        note="Share of transitions that stay on a GPU, or a node: the paper's beside ours. "
+        "Figure 7 by GPUs, Figure 8 by nodes of 4. Paper: GPT 350M MoE-64, the Pile, nodes of 4 A100; the staged"
         ' integer programme beside an equal chance. Its text states "over half", 40 % and 28 % for 4, 8 and 32 GPUs,'
         ' 40 % and 25 % saved for 4 and 32, and "average 2x more likely" to stay within a node, of which node counts'
         " it does not say; all other bars are in the plots alone. Ours: balanced Markov transitions of 12 layers, rows"
@@ -160,7 +161,8 @@ STUDIES = (
     Study(
         title="Figure 7: what the paper leaves open",
         quality=STAYS,
-        note="The synthetic GPUs alone with other alphas (the smaller, the fewer successors an expert has), and with"
+        note="The same share under other assumptions. "
+        "The synthetic GPUs alone with other alphas (the smaller, the fewer successors an expert has), and with"
         " MoE in all 24 layers of Table II.",
         instances=lambda settings: [(size, seeds_of(settings)) for size in ((4,) if settings.quick else (4, 8, 32))],
         rows=_left_open,
@@ -168,7 +170,7 @@ STUDIES = (
     Study(
         title="Figures 7 and 8: gpt-oss-20b",
         quality=STAYS,
-        note=f"24 layers of 32 experts, top-4; the paper: 64, top-1. {JUDGED}",
+        note=f"The same share on gpt-oss-20b's routing. 24 layers of 32 experts, top-4; the paper: 64, top-1. {JUDGED}",
         needs=GPT_OSS,
         instances=_gpt_oss,
         rows=_rows,
@@ -176,7 +178,8 @@ STUDIES = (
     Study(
         title="Figures 7 and 8: the embedded model",
         quality=STAYS,
-        note=f"6 layers of 16 experts, top-2, on bytes of Python's documentation. {JUDGED}",
+        note="The same share on the embedded model's routing. "
+        f"6 layers of 16 experts, top-2, on bytes of Python's documentation. {JUDGED}",
         instances=_embedded,
         rows=_rows,
     ),

@@ -97,7 +97,8 @@ STUDIES = (
     Study(
         title="Table III: the paper",
         quality=AFFINITY,
-        note="GPT 350M MoE-32, profiled on the Pile; on how many GPUs is not stated. Synthetic tokens are of no data"
+        note="How much of what stays on the profiled data stays on other data, as the paper states. "
+        "GPT 350M MoE-32, profiled on the Pile; on how many GPUs is not stated. Synthetic tokens are of no data"
         " set, hence none stand beside.",
         instances=lambda _: [TABLE_III],
         rows=_stated,
@@ -105,7 +106,8 @@ STUDIES = (
     Study(
         title="Table III: gpt-oss-20b",
         quality=AFFINITY,
-        note="What stays on the GPU (in node: on the node) of other data, over the same of the profiled data's samples"
+        note="How much of what stays on the profiled data stays on other data, on gpt-oss-20b. "
+        "What stays on the GPU (in node: on the node) of other data, over the same of the profiled data's samples"
         " that were not fitted; 2 nodes of 4 GPUs, nodes first, first choices. Means of 3 halves of the samples. 443"
         " samples are of MMLU, 29 of GPQA; other data sets, and training data, are not at hand.",
         needs=GPT_OSS,
@@ -115,7 +117,8 @@ STUDIES = (
     Study(
         title="Table III: the embedded model",
         quality=AFFINITY,
-        note="Profiled on the first half of its text, tested on the second: other topics of one documentation.",
+        note="How much of what stays on the profiled data stays on other data, on the embedded model. "
+        "Profiled on the first half of its text, tested on the second: other topics of one documentation.",
         instances=_embedded,
         rows=_rows,
     ),

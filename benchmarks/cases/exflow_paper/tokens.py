@@ -151,7 +151,8 @@ STUDIES = (
     Study(
         title="Figure 13: synthetic",
         quality=SHARE,
-        note="Gain: how much more stays on its GPU than with experts in order, placed over GPUs alone, judged by the"
+        note="How much of the full gain a placement fitted to so many tokens reaches. "
+        "Gain: how much more stays on its GPU than with experts in order, placed over GPUs alone, judged by the"
         " transitions themselves; full: placed by these. Enough: 95 % of the full gain from there on, which is our"
         " reading. The paper's text states 1,000 tokens for MoE-8 and 3,000 for MoE-64; its curves, of the relative"
         " speed-up of the all-to-all, are in the plot alone, and its number of GPUs is not stated (here 8, and 32)."
@@ -166,7 +167,8 @@ STUDIES = (
     Study(
         title="Figure 13: gpt-oss-20b",
         quality=SHARE,
-        note="Tokens drawn from one half of the samples, judged by the other; full: placed by all of the half.",
+        note="The same on gpt-oss-20b's routing. "
+        "Tokens drawn from one half of the samples, judged by the other; full: placed by all of the half.",
         needs=GPT_OSS,
         instances=partial(_recorded, "gpt-oss-20b", lambda settings: gpt_oss(settings.data)),
         rows=_rows,
@@ -174,7 +176,7 @@ STUDIES = (
     Study(
         title="Figure 13: the embedded model",
         quality=SHARE,
-        note="As gpt-oss-20b.",
+        note="The same on the embedded model's routing. As gpt-oss-20b.",
         instances=partial(_recorded, "embedded", lambda _: embedded()),
         rows=_rows,
     ),

@@ -1,6 +1,6 @@
 """EPLB placements: the strategy, mixtures of traces, replicas that pay, phases exchanged, the report."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -30,6 +30,11 @@ class EplbParams(PlacementParams):
 
     mixes: ClassVar[bool] = True
     weighs: ClassVar[bool] = True
+    methods: ClassVar[Mapping[str, str]] = {
+        "auto": "Published or refined, by a trial on samples",
+        "refined": "Published, then swaps off the busiest device",
+        "published": "DeepSeek's EPLB",
+    }
 
     method: Literal["auto", "refined", "published"] = flag("auto", HOW)
     groups: Literal["split", "whole"] = flag("split", WHOLE)

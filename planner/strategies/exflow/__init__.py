@@ -1,5 +1,6 @@
 """ExFlow: experts that follow each other, or serve the same tokens, live together."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
@@ -16,6 +17,12 @@ class ExflowParams(PlacementParams):
     """Parameters of exflow: how experts that follow each other are kept together."""
 
     replans: ClassVar[bool] = True
+    methods: ClassVar[Mapping[str, str]] = {
+        "annealing": "Simulated annealing over all layers",
+        "sweeps": "Layer after layer, given its neighbours",
+        "ilp": "Integer programme; proven, for small models",
+        "paper": "ExFlow's published integer programme",
+    }
 
     method: Literal["annealing", "sweeps", "ilp", "paper"] = flag("annealing", HOW)
     groups: Literal["split", "whole"] = flag("split", WHOLE)

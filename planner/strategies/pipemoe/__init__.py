@@ -1,7 +1,8 @@
 """Layers in chunks: where they are cut, the seconds they take, degrees chosen by them, timelines and the report."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ....errors import UsageError
 from ...params import HOW, Params, flag
@@ -14,15 +15,22 @@ MAX_CAPACITY_FACTOR = 1024  # as `runtime.decisions` has it
 class PipemoeParams(Params):
     """Parameters of pipemoe: which degrees may be chosen, and by which method."""
 
+    methods: ClassVar[Mapping[str, str]] = {
+        "exact": "Best degree per layer, by full search",
+        "paper": "PipeMoE's Algorithm 1 as printed; a baseline",
+        "robust": "Least regret under the profile's errors",
+        "unequal": "Exact, and unequal chunks where faster",
+    }
+
     method: Literal["exact", "paper", "robust", "unequal"] = flag("exact", HOW)
     max_degree: int | None = flag(
-        None, "Chunks at most; 32, the most Tutel takes.", at_least=1, at_most=MAX_DEGREE, expected="1 to 1,024"
+        None, "Chunks of a layer at most; 32, as Tutel.", at_least=1, at_most=MAX_DEGREE, expected="1 to 1,024"
     )
-    joint: bool = flag(False, "One degree for both passes.")
-    full_duplex: bool = flag(False, "Dispatches and combines do not share a channel.")
+    joint: bool = flag(False, "One degree for the forward and the backward pass.")
+    full_duplex: bool = flag(False, "Dispatches and combines may run at the same time.")
     capacity_factor: float | None = flag(
         None,
-        "Rows of an expert, over the mean; padded to the degrees.",
+        "Fixed capacity: rows of an expert, over the mean.",
         above=0,
         at_most=MAX_CAPACITY_FACTOR,
         expected="above 0 and at most 1,024",

@@ -10,9 +10,10 @@ import typer
 from typer.testing import CliRunner
 
 from moeplan.errors import UsageError
-from moeplan.planner.cli.commands import PanelCommand
+from moeplan.planner.cli.commands import COMMANDS, PanelCommand, group
 from moeplan.planner.cli.flags import Dispatch, ReplicaRule
 from moeplan.planner.cli.solve import solve
+from moeplan.planner.cli.trace import COMMANDS as TRACE_COMMANDS
 from moeplan.planner.params import Flag, choices, flags_of, option_of
 from moeplan.planner.request import Phase, Request
 from moeplan.planner.strategies.registry import STRATEGIES, strategy
@@ -85,23 +86,43 @@ def written(name: str, field: str, one: Flag) -> tuple[list[str], Any]:
     return [option_of(field, one), *text], value
 
 
-def panels() -> Iterator[tuple[tuple[str, ...], str]]:
-    """The strategies of every panel of the help, and its text."""
+def panels() -> Iterator[tuple[str, str]]:
+    """The title of every panel of the help, and its text."""
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
-    for title, text in re.findall(r"^(\w+(?:, \w+)*):\n((?: .*\n?)+)", shown, re.MULTILINE):
-        yield tuple(title.split(", ")), text
+    yield from re.findall(r"^(\w+(?: \w+)*):\n((?: .*\n?)+)", shown, re.MULTILINE)
 
 
-def test_every_flag_stands_once_in_help_in_the_panel_of_the_strategies_that_have_it() -> None:
+def test_every_flag_stands_once_in_help_in_its_strategys_panel_or_in_that_of_several_naming_them() -> None:
     owners: dict[str, list[str]] = {}
     for name, field, one in FLAGS:
         owners.setdefault(option_of(field, one), []).append(name)
-    shown = [
-        (option, list(title)) for title, text in panels() for option in re.findall(r"^  (--[\w-]+)", text, re.MULTILINE)
-    ]
-    of_strategies = [(option, title) for option, title in shown if title != ["Options"]]
-    assert dict(of_strategies) == owners
-    assert len(of_strategies) == len(owners)
+    texts = dict(panels())
+    several = re.findall(r"^  (--[\w-]+) (?:\S+) +([\w, ]+): ", texts.pop("several strategies"), re.MULTILINE)
+    shown = [(option, names.split(", ")) for option, names in several]
+    del texts["Options"]
+    for title, text in texts.items():
+        flags = re.findall(r"^  (--(?!method )[\w-]+)", text, re.MULTILINE)
+        shown += [(option, [title]) for option in flags]
+    assert dict(shown) == owners
+    assert len(shown) == len(owners)
+
+
+def test_every_method_is_explained_in_one_line_of_its_strategys_panel_the_default_named() -> None:
+    texts = dict(panels())
+    for name, row in STRATEGIES.items():
+        lines = re.findall(r"^  --method (\w+) +(\w.+)$", texts.get(name, ""), re.MULTILINE)
+        assert tuple(word for word, _ in lines) == choices(get_type_hints(row.params).get("method"))
+        assert len({meaning for _, meaning in lines}) == len(lines)
+        told = [word for word, meaning in lines if meaning.endswith("[default]")]
+        assert told == [word for word in [getattr(row.params(), "method", None)] if word]
+
+
+def test_no_line_of_help_is_wider_than_80_columns_in_a_terminal_of_80() -> None:
+    commands = {name: group.load(name) for name in COMMANDS}
+    commands |= {f"trace {name}": commands["trace"].load(name) for name in TRACE_COMMANDS}
+    for name, command in commands.items():
+        context = command.make_context(f"moeplan {name}", [], resilient_parsing=True, terminal_width=80)
+        assert not [line for line in command.get_help(context).splitlines() if len(line) > 80], name
 
 
 @pytest.mark.parametrize(("name", "field", "one"), FLAGS, ids=NAMED)
