@@ -73,7 +73,7 @@ def skewed(trace: Trace, *, phase: str = "prefill") -> Trace:
     def change(batch: TokenBatch) -> dict[str, Any]:
         ids = batch.ids.copy()
         ids[batch.position % 3 == 0] = np.arange(ids.shape[2])
-        return {"ids": ids, "phase": np.full(len(batch), PHASES.index(phase), np.int8)}  # type: ignore[arg-type]
+        return {"ids": ids, "phase": np.full(len(batch), PHASES.index(phase), np.int8)}
 
     return rewritten(trace, Path(f"{trace.path}-{phase}"), change)
 
@@ -142,7 +142,7 @@ def test_the_winner_is_within_1_percent_of_the_best_of_all_legal_sequences(
 
 
 def phased(phase: str) -> Callable[[TokenBatch], dict[str, Any]]:
-    return lambda batch: {"phase": np.full(len(batch), PHASES.index(phase), np.int8)}  # type: ignore[arg-type]
+    return lambda batch: {"phase": np.full(len(batch), PHASES.index(phase), np.int8)}
 
 
 def test_what_is_held_out_decides_nothing(trace: Trace, profile: Path, plan: Any, tmp_path: Path) -> None:
