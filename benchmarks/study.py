@@ -24,6 +24,7 @@ SUBJECTS = {
     "exflow_paper": "ExFlow's Figures 7, 8 and 13 and Table III: what the paper states beside what comes out here",
     "bounds": "Bounds on the hops that any placement keeps: gap to one that was found, by kind, and seconds",
     "recording": "What recording adds to a model's passes",
+    "auto": "auto beside every candidate, each solved anew: held-out gain over today, wall time over the sum of solves",
     "emulated_cluster": "Plans carried out on an emulated cluster: seconds measured beside seconds predicted",
 }
 DEFAULT = tuple(SUBJECTS)[:6]  # the strategies and what they solve with

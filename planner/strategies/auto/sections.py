@@ -105,7 +105,7 @@ def _why(one: Tried, options: AutoOptions) -> str:
     if not one.shown:
         return f"{change}, which a single step does not show: give fewer tokens a step, or record more"
     if one.share.value > best.share.value:  # here, not where they were compared
-        less = "within 1 % of the plan, which needs less" if _near(one, best) else "less than the plan"
+        less = "within 1 % of the plan, which needs less" if one.inner > best.inner else "less than the plan"
         return f"{change} here, but {_change(one, inner=True)} on the samples they were compared on: {less}"
     if one.share.value >= MATTERS:
         return ""
@@ -117,10 +117,6 @@ def _why(one: Tried, options: AutoOptions) -> str:
     if grown[name] > 0 and options.metric == STEP:
         return f"{change}: {name} {TimeUnit.worded(grown[name])} more"
     return change
-
-
-def _near(one: Tried, best: Tried) -> bool:
-    return best.inner - one.inner < MATTERS
 
 
 def _by_share(tried: Sequence[Tried]) -> list[Tried]:
