@@ -45,7 +45,7 @@ def test_a_request_that_a_trace_cannot_meet_says_what_could(make_trace: Any) -> 
 @pytest.mark.parametrize(
     ("strategy", "changes", "words"),
     [
-        ("magic", {}, "--strategy magic; expected one of exflow, pipemoe"),
+        ("magic", {}, "--strategy magic; expected one of auto, exflow, pipemoe"),
         ("exflow", {"max_load": NAN}, "--max-load nan; expected 1"),
         ("exflow", {"time_limit_s": 0.0}, "--time-limit"),
         ("exflow", {"method": "exact"}, "--method exact with --strategy exflow; expected annealing or sweeps"),
