@@ -11,7 +11,7 @@ from ...solvers.outcome import Outcome, Status
 from ..evaluate.costs import CostModel
 from ..evaluate.evaluate import MATTERS
 from ..evaluate.journey import Journey, passes_of, today
-from ..evaluate.metrics import ATTENTION, figures_of, is_timed
+from ..evaluate.metrics import ATTENTION, DROPPED, figures_of, is_timed
 from ..evaluate.price import STEP, price
 from ..evaluate.scene import Scene
 from ..evaluate.splits import Cohort
@@ -185,7 +185,8 @@ def seconds_names(plan: Plan, one: Contender) -> set[str]:
     )
     scene = Scene(cast(Any, None), cast(Any, None), (), cluster, plan.model, costs, 0, passes=passes)
     one_token, step = np.ones(1, np.int64), np.zeros(1, np.int64)
-    journey = Journey(one.dispatch_model, today(plan.model, cluster).journey.placement)
+    factor = 1.0 if DROPPED in one.metrics else None  # whichever: of fixed buffers nothing is ideal
+    journey = Journey(one.dispatch_model, today(plan.model, cluster).journey.placement, capacity_factor=factor)
     tally = Tally.empty(journey, Cohort(step, one_token, None, step), cluster, ports=True)
     tally.counts[0, 0] = 1
     context = Context(tally, price(tally, journey, scene), one.dispatch_model, plan.model, 1.0)

@@ -23,6 +23,7 @@ FREE = (
 )  # fmt: skip
 UNCHECKED = (
     ("options", "placement", "method"),
+    ("options", "placement", "choice", "candidates"),
     ("options", "placement", "search", "bound"),
     ("options", "placement", "search", "simple"),
     ("options", "placement", "search", "stages"),

@@ -173,7 +173,7 @@ def test_a_dropped_share_is_recounted_even_without_a_profile(make_trace: Any, ma
         certify(plan, trace.path, given)
         for path, change in ((".dropped_share.value", lambda x: x * 0.9), ("", without("dropped_share"))):
             forged = edited(plan, f"{HELD}.2.metrics{path}", change)
-            words = r"degree_1/standard: (dropped_share|metrics)|values"
+            words = r"degree_1/standard: (dropped_share|metrics|seconds)|values"
             assert_refused(forged, trace.path, given, words=words)
 
 

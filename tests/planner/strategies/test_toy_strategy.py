@@ -76,7 +76,9 @@ def test_it_is_certified_until_it_is_edited(trace: Any, plan: Any) -> None:
 def test_screens_show_its_metric_its_remark_and_its_section(plan: Any) -> None:
     screen = said(plan)
     assert f"experts go {rotation.turn_of(plan)} slots further in each layer" in screen
-    assert "share of copies between nodes than today" in screen
+    share, today = (figures(plan.evaluation.judging)[f"{one}/standard"]["far_share"] for one in ("plan", "contiguous"))
+    assert "% share of copies between nodes (" in screen
+    assert f"({share:.1%} against {today:.1%} today; " in screen
     assert "\nRotation\ntried 6 turns\n" in screen
     assert "far: share of the copies that go to other nodes" in screen
 
@@ -95,7 +97,19 @@ def test_the_command_line_has_it_with_its_flag(trace: Any, path: Path, tmp_path:
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120).stdout
 
     assert "\nrotation:\n  --most-slots <int>  Slots at most.  [default: 3]\n" in run("solve", "--help")
-    run("solve", "--strategy", "rotation", "--trace", str(trace.path), "--cluster", "2x2", "--most-slots", "5")
+    run(
+        "solve",
+        "--strategy",
+        "rotation",
+        "--trace",
+        str(trace.path),
+        "--cluster",
+        "2x2",
+        "--most-slots",
+        "5",
+        "--samples-per-step",
+        "16",
+    )
     ours, theirs = (json.loads(one.read_text()) for one in (tmp_path / "plan.json", path))
     assert ours["decisions"] == theirs["decisions"]
     assert ours["evaluation"] == theirs["evaluation"]
