@@ -110,7 +110,7 @@ def check_size(samples: int | None, tokens: int | None, sequences: int | None) -
     """Refuse samples, tokens or concurrent sequences of a step that are none, or several of the three."""
     sizes = sizes_of(samples, tokens, sequences)
     if len(sizes) > 1:
-        raise UsageError(f"{' and '.join(size.flag for size in sizes)} all say how large a step is; give one of them")
+        raise UsageError(f"{' and '.join(size.flag for size in sizes)} each say how large a step is; give one of them")
     for size in sizes:
         if not 1 <= size.number < 2**31:
             raise UsageError(f"{size.flag} {size.number}; expected at least 1 and below 2^31")
