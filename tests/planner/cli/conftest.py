@@ -86,7 +86,7 @@ def wait_until_said(process: "subprocess.Popen[str]", pattern: str) -> None:
     watchdog.start()
     lines = iter(process.stderr.readline, "")
     try:
-        assert any(re.search(pattern, line) for line in lines), f"{process.args} ended before it said {pattern}"
+        assert any(re.search(pattern, line) for line in lines), f"{process.args!r} ended before it said {pattern}"
     finally:
         watchdog.cancel()
 
