@@ -188,7 +188,7 @@ def _print(profile: "Profile", notes: Sequence[str], path: Path, picture: Sequen
         )
     flag = "" if path == Path("profile.json") else f" --profile {path}"
     recording = [] if Path("traces").exists() else ["trace record MODEL --text FILE"]
-    for word, step in zip(("next", "then"), (*recording, f"solve --strategy exflow{flag}"), strict=False):
+    for word, step in zip(("next", "then"), (*recording, f"solve{flag}"), strict=False):
         print(f"{word}: moeplan {step}")
 
 

@@ -95,7 +95,7 @@ def record(
         print(f"recorded  {num_tokens:,} tokens of {text or dataset} through {name}")
         if num_empty:
             print(f"skipped   {num_empty:,} empty prompt(s) of {dataset}")
-        print(f"wrote     {output}    next: moeplan solve --strategy exflow --trace {output} --cluster 1x4")
+        print(f"wrote     {output}    next: moeplan solve --trace {output} --cluster 1x4")
     if interrupted:
         end_interrupted(f"{num_tokens:,} tokens were recorded until then")
 

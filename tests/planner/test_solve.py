@@ -82,7 +82,11 @@ def test_one_sample_alone_is_fitted_whole_unless_a_share_is_asked_for(make_trace
         ("eplb", {"samples_per_step": 0}, "--samples-per-step 0; expected at least 1"),
         ("eplb", {"concurrency": 0}, "--concurrency 0; expected at least 1 and below 2^31"),
         ("eplb", {"tokens_per_step": 2**31}, "--tokens-per-step 2147483648; expected at least 1 and below 2^31"),
-        ("eplb", {"samples_per_step": 8, "tokens_per_step": 9}, "--samples-per-step and --tokens-per-step each say how"),
+        (
+            "eplb",
+            {"samples_per_step": 8, "tokens_per_step": 9},
+            "--samples-per-step and --tokens-per-step each say how",
+        ),
         ("eplb", {"tokens_per_step": 8, "concurrency": 9}, "--tokens-per-step and --concurrency each say how large"),
         ("eplb", {"concurrency": 8, "purpose": "training"}, "--concurrency with --for training"),
         ("eplb", {"seed": 2**63}, "--seed 9223372036854775808; expected at least 0"),

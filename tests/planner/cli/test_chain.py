@@ -20,7 +20,7 @@ def home(fresh_moeplan: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("home")
     done = fresh_moeplan("profile", "--quick", cwd=folder)
     assert "TOY model" in " ".join(done.stdout.split())
-    assert done.stdout.endswith("next: moeplan solve --strategy exflow\n")
+    assert done.stdout.endswith("next: moeplan solve\n")
     fresh_moeplan("solve", "--strategy", "exflow", cwd=folder)
     fresh_moeplan("apply", "plan.json", "--force", cwd=folder)
     return folder

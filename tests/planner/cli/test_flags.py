@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -14,6 +15,7 @@ from moeplan.planner.cli.commands import COMMANDS, PanelCommand, group
 from moeplan.planner.cli.flags import Dispatch, ReplicaRule
 from moeplan.planner.cli.solve import solve
 from moeplan.planner.cli.trace import COMMANDS as TRACE_COMMANDS
+from moeplan.planner.compare import Comparison
 from moeplan.planner.params import Flag, choices, flags_of, option_of
 from moeplan.planner.request import Phase, Request
 from moeplan.planner.strategies.registry import STRATEGIES, strategy
@@ -199,6 +201,17 @@ def test_a_weight_follows_the_last_colon_unless_that_is_a_traces_name(given: lis
 @pytest.mark.parametrize("example", re.findall(r"^ +moeplan solve (.+)$", solve.__doc__ or "", re.MULTILINE))
 def test_every_example_of_the_help_is_a_request(example: str) -> None:
     assert asked_for(*example.split()).cluster.num_devices > 1
+
+
+@pytest.mark.usefixtures("anything_is_there")
+def test_what_compare_advises_for_a_plan_that_no_longer_pays_is_a_request() -> None:
+    verdict = SimpleNamespace(value="none", gain=SimpleNamespace(low=-1.0))
+    plan = SimpleNamespace(strategies=("exflow",))
+    one = SimpleNamespace(path="plan.json", plan=plan, paid_when_solved=True, verdict=verdict)
+    kind: Any = Comparison
+    advice = kind.advice.fget(SimpleNamespace(compared=[one], failing=["plan.json"], trace="new"))
+    request = asked_for(*advice.removeprefix("re-plan: moeplan solve ").split())
+    assert (request.previous, request.trace) == (Path("plan.json"), "new")
 
 
 def test_the_words_a_user_may_choose_from_are_those_the_planner_knows() -> None:

@@ -96,7 +96,7 @@ def test_only_where_this_machine_was_measured_the_toy_is_recorded(moeplan: Any, 
         assert not (tmp_path / "traces").exists()
         first, then = done.stdout.splitlines()[-2:]
         assert first == "next: moeplan trace record MODEL --text FILE"
-        assert then == f"then: moeplan solve --strategy exflow --profile {words[-1]}"
+        assert then == f"then: moeplan solve --profile {words[-1]}"
     before = json.dumps(measured().model_dump(mode="json"), sort_keys=True)  # a plan would name this file by its hash
     (tmp_path / "profile.json").write_text(before)
     said = moeplan("profile", "--resume", "--full", "--plot", "fits.html", cwd=tmp_path).stdout
