@@ -40,9 +40,10 @@ clean:
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	@echo "installing into .venv: about 2 GB, once"
 	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt "setuptools>=77"
 	rm -rf build *.egg-info
-	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt ".[dev]"
+	.venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt ".[dev]"
 	rm -rf build *.egg-info
 	mkdir -p .venv/src && ln -sfn ../.. .venv/src/moeplan
 	touch $@
