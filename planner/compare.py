@@ -164,7 +164,8 @@ def compare(
     _check(source, loaded, cluster, replica_rule, between=between)
     moving = any(one.moves_samples for one in loaded)
     index = (index_samples if moving else index_units)(source, phases=phases or None)
-    use, size = _steps(first, index, size, whole=moving or index.kind != "sample")
+    own = first.inputs.trace is not None and first.inputs.trace.sha256 == source.sha256
+    use, size = _steps(first, index, size, whole=moving or index.kind != "sample", own=own)
     unseen_U = np.logical_and.reduce([one.unseen(index, source.sha256, phases) for one in loaded])
     scene = Scene.of(
         source,
@@ -199,18 +200,19 @@ def compare(
 
 
 def _steps(
-    first: Plan, index: UnitIndex | SampleIndex, size: StepSize | None, *, whole: bool
+    first: Plan, index: UnitIndex | SampleIndex, size: StepSize | None, *, whole: bool, own: bool
 ) -> tuple[Use | None, StepSize]:
     """What runs, and the size of its steps: as given, else as the first plan was judged, else as usual.
 
-    A plan's size serves neither concurrent sequences where only `whole` samples are told, nor decode otherwise.
+    A plan's size serves neither concurrent sequences where only `whole` samples are told, nor decode otherwise, unless
+    it was so judged on this trace, its `own`.
     """
     judged = EvaluationOptions.of(first) if "evaluation" in first.options else None
     purpose = "training" if judged is not None and judged.use == "training" else None
     usual = use_of(index.phases, None, purpose, whole=whole)
     if size is None and judged is not None and judged.size is not None:
-        sequences = judged.size.unit == "sequences"
-        size = judged.size if (sequences and not whole) or not (sequences or usual == "decode") else None
+        sequences, decodes = judged.size.unit == "sequences", usual == "decode" and not own
+        size = judged.size if (sequences and not whole) or not (sequences or decodes) else None
     size = size or usual_size(usual, first.cluster.num_devices)
     return use_of(index.phases, size, purpose, whole=whole), size
 

@@ -132,8 +132,12 @@ def common_cluster(plans: Sequence[LoadedPlan], profile: str | os.PathLike[str] 
 
 
 def common_passes(plans: Sequence[LoadedPlan]) -> Passes | None:
-    """The passes of a step that all plans with a pipeline were made for; None without one."""
+    """The passes of a step that all plans were made for; None where none trains or cuts layers."""
     passes = {one.path: of for one in plans if (of := passes_of(one.plan)) is not None}
+    used = (one for one in plans if one.path not in passes and EvaluationOptions.use_in(one.plan))
+    serving = {one.path: Passes(0.0, full_duplex=False) for one in used}
+    if len({of.backward for of in (*passes.values(), *serving.values())}) > 1:
+        passes |= serving
     if len(set(passes.values())) > 1:
         listed = ", ".join(f"backward {of.backward:g}, full duplex {of.full_duplex}" for of in passes.values())
         raise UsageError(

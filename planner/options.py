@@ -298,6 +298,11 @@ class EvaluationOptions(Options):
             return {name: value for name, value in values.items() if name != "samples_per_step"}
         return values
 
+    @classmethod
+    def use_in(cls, plan: Plan) -> Use | None:
+        """What ran where a plan was judged; None where it does not say."""
+        return cls.of(plan).use if cls.key in plan.options else None
+
     @property
     def size(self) -> StepSize | None:
         """Size of derived steps."""

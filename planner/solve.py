@@ -116,15 +116,15 @@ def sizes(task: Task, rivals: Sequence[Contender], evaluated: Evaluated, metric:
     """
     if task.evaluation_options.size is None or METRICS[metric].per != "step":
         return ()
-    gains = []
+    gains = list[SizedGain]()
     for factor in SIZES:
         try:
             judged = evaluated if factor == 1 else evaluate(task.resized(factor), rivals, replay=task.replay)
         except UsageError:
             continue
-        found = verdict(judged, metric, against=rivals[1].label)
-        if found.share is not None:
-            tokens = judged.evaluation.judging.tokens_per_step or 0.0
+        part, found = judged.evaluation.judging, verdict(judged, metric, against=rivals[1].label)
+        tokens = part.tokens_per_step or 0.0
+        if found.share is not None and all(one.tokens_per_step != tokens for one in gains):
             gains.append(SizedGain(tokens_per_step=tokens, share=found.share))
     return tuple(gains)
 

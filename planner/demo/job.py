@@ -1,4 +1,4 @@
-"""The demo: a plan for published hardware, then the embedded model run on processes of this machine under three plans.
+"""The demo: a plan for published hardware, then the embedded model run on processes of this machine.
 
 Every run is held against a single process, and against what a replay of the text's routing predicts.
 
@@ -194,6 +194,8 @@ def _trials(folder: Path, say: Callable[[str], None]) -> list[Trial]:
     for name, settings in asked.items():
         path = folder / f"{name.split()[0]}.json"
         made = make(Request.of(trace=str(folder / "traces"), cluster=CLUSTER, **settings), on_progress=say)
+        if made.interrupted:
+            raise KeyboardInterrupt
         made.save(path)
         trials.append(Trial(name, path))
     model = made.plan.model

@@ -10,7 +10,6 @@ from ...profilers import profile
 from ...profilers.description import on_cluster
 from ...profilers.presets import load_preset
 from ...runtime.plan import Plan
-from ...solvers.outcome import Status
 from ...traces.examples import write_example
 from ..request import Request
 from ..solve import make
@@ -33,7 +32,7 @@ def plan_published(folder: Path, say: Callable[[str], None]) -> tuple[Plan, Plan
     ):
         request = Request.of(strategy=strategy, trace=str(trace), cluster=cluster, profile=hardware, **size)
         made = make(request, on_progress=say)
-        if any(outcome.status is Status.INTERRUPTED for outcome in made.plan.outcome.values()):
+        if made.interrupted:
             raise KeyboardInterrupt
         made.save(folder / name)
         plans.append(made.plan)

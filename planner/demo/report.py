@@ -7,7 +7,8 @@ from rich.console import Console
 
 from ...runtime.plan import Metric
 from ..document import Column, Section, Table, Text, to_console
-from ..evaluate.metrics import COPIES, EXCHANGE, EXPERTS
+from ..evaluate.metrics import COPIES, EXCHANGE, EXPERTS, METRICS
+from ..evaluate.price import STEP
 from ..figures import TimeUnit
 from ..report.answer import answer, by_size
 from ..strategies.auto.sections import table
@@ -22,16 +23,18 @@ def demo_report(demo: Demo, console: Console) -> None:
     """Print both halves, the conclusion last."""
     assert demo.prefill.evaluation is not None
     assert demo.prefill.verdict is not None
+    hardware = f"--preset {PRESET} --cluster {CLUSTER} --link {LINK}"
     first = Text.of(
-        f"1. {EXAMPLE}, as recorded, on 2 nodes of 8 H200 (--preset {PRESET} --cluster {CLUSTER} --link {LINK})",
+        f"1. {EXAMPLE} on 2 nodes of 8 H200 ({hardware}): recorded tokens, taken as if of prompts",
         answer(demo.prefill),
     )
-    sizes = Text.of(*by_size(demo.prefill.verdict), f"decode, eplb alone: {answer(demo.decode)}")
+    judging = demo.prefill.evaluation.judging
+    sizes = Text.of(*by_size(demo.prefill.verdict, judging), f"decode, eplb alone: {answer(demo.decode)}")
     second = Text.of(
         f"2. a small model on 4 processes of this machine, under {len(demo.runs)} plans: {demo.num_samples} samples,"
         f" {demo.num_tokens:,} tokens"
     )
-    ranked = table(demo.prefill, demo.prefill.evaluation.judging)
+    ranked = table(demo.prefill, judging)
     parts = (first, ranked, sizes), (second, _runs(demo), Text.of(*_seconds(demo))), (Text.of(*_conclusion(demo)),)
     to_console([Section("", body) for body in parts], console)
 
@@ -39,7 +42,8 @@ def demo_report(demo: Demo, console: Console) -> None:
 def exact(demo: Demo) -> bool:
     """Check whether every run gave a single process's outputs, with the copies and bytes that were predicted."""
     same = all(run.misrouted == 0 and run.largest_difference < SAME for run in demo.runs)
-    return same and all(run.copies == copies for run, copies in zip(demo.runs, _copies(demo), strict=True))
+    measured = [(run.copies, run.payload_bytes + run.kv_bytes) for run in demo.runs]
+    return same and measured == [*zip(_copies(demo), _bytes(demo), strict=True)]
 
 
 def _copies(demo: Demo) -> list[int]:
@@ -48,20 +52,26 @@ def _copies(demo: Demo) -> list[int]:
     return [round(one.metrics[COPIES].value * each) for one in demo.replayed]
 
 
+def _bytes(demo: Demo) -> list[int]:
+    """The bytes of every run that are predicted: hidden vectors, K and V."""
+    names = [spec.name for spec in METRICS.values() if spec.unit == "bytes"]
+    return [round(sum(one.metrics[name].value for name in names if name in one.metrics)) for one in demo.replayed]
+
+
 def _runs(demo: Demo) -> Table:
     """Every run beside one process, and its copies and megabytes beside those predicted."""
-    copies, size = _copies(demo), demo.runs_model.copy_bytes or 0
-    columns = {
-        "": [run.name for run in demo.runs],
-        "logits off by": [f"{run.largest_difference:.0e}" for run in demo.runs],
-        "copies": [f"{run.copies:,}" for run in demo.runs],
-        "predicted": [f"{one:,}" for one in copies],
-        "MB": [f"{run.payload_bytes / 1e6:.1f}" for run in demo.runs],
-        "predicted ": [f"{one * size / 1e6:.1f}" for one in copies],
-        "exchange, ms": [f"{run.exchange_s * 1e3:.0f}" for run in demo.runs],
-        "experts, ms": [f"{run.experts_s * 1e3:.0f}" for run in demo.runs],
-    }
-    return Table([Column(header.strip(), cells) for header, cells in columns.items()])
+    sent = [run.payload_bytes + run.kv_bytes for run in demo.runs]
+    columns = [
+        Column("", [run.name for run in demo.runs]),
+        Column("logits off by", [f"{run.largest_difference:.0e}" for run in demo.runs]),
+        Column("copies", [f"{run.copies:,}" for run in demo.runs]),
+        Column("predicted", [f"{one:,}" for one in _copies(demo)]),
+        Column("MB, with K and V", [f"{one / 1e6:.1f}" for one in sent]),
+        Column("predicted", [f"{one / 1e6:.1f}" for one in _bytes(demo)]),
+        Column("exchange, ms", [f"{run.exchange_s * 1e3:.0f}" for run in demo.runs]),
+        Column("experts, ms", [f"{run.experts_s * 1e3:.0f}" for run in demo.runs]),
+    ]
+    return Table(columns)
 
 
 def _seconds(demo: Demo) -> Iterator[str]:
@@ -92,8 +102,8 @@ def _conclusion(demo: Demo) -> Iterator[str]:
         yield "The small model gave the same outputs under all plans, and every copy and byte was the one predicted."
     else:
         yield "The small model's outputs, copies or bytes differ from what was predicted: please report this."
-    ours, today, *_ = demo.prefill.evaluation.judging.contenders if demo.prefill.evaluation else ()
-    if "step_s" in ours.metrics:
-        times = [TimeUnit.worded(one.metrics["step_s"].value) for one in (today, ours)]
+    ours, today, *_ = demo.prefill.evaluation.judging.contenders if demo.prefill.evaluation is not None else ()
+    if STEP in ours.metrics:
+        times = [TimeUnit.worded(one.metrics[STEP].value) for one in (today, ours)]
         yield f"{EXAMPLE}: a step of prefill takes {times[1]} instead of {times[0]} on the hardware of 1."
     yield f"files     {demo.folder}    next: moeplan solve --trace YOURS --cluster {CLUSTER}"

@@ -101,8 +101,7 @@ def passes_of(plan: Plan) -> Passes | None:
     if plan.decisions.pipeline is not None:
         options = PipelineOptions.of(plan)
         return Passes(options.backward, options.full_duplex)
-    trained = "evaluation" in plan.options and EvaluationOptions.of(plan).use == "training"
-    return Passes(BACKWARD, full_duplex=False) if trained else None
+    return Passes(BACKWARD, full_duplex=False) if EvaluationOptions.use_in(plan) == "training" else None
 
 
 def today(model: ModelSpec, cluster: Cluster, slots: Ints | None = None) -> Contender:

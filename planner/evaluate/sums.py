@@ -57,6 +57,7 @@ class Drawn:
         """
         value_X1 = value_XB.mean(axis=1, keepdims=True)
         mean_XR = drawn_XB.reshape(len(drawn_XB), -1, self.blocks.each).mean(axis=2)
+        mean_XR = mean_XR[:, np.arange(DRAWS) % mean_XR.shape[1]]  # as many as of parts that are resampled
         moved_XR = value_X1 + self.blocks.spread * (mean_XR - mean_XR.mean(axis=1, keepdims=True))
         return np.concatenate([value_X1, np.maximum(moved_XR, 0.0)], axis=1)
 

@@ -97,22 +97,30 @@ def _memory(plan: Plan) -> str:
     return f"{replicas}{most * placement.num_layers * each / 1e9:+.2g} GB a device"
 
 
-def by_size(verdict: Verdict) -> Iterator[str]:
-    """The gain at other sizes of a step, and from which on it pays."""
-    if not verdict.sizes:
+def by_size(verdict: Verdict, part: Part) -> Iterator[str]:
+    """The gain at other sizes of a step, and from which on it is sure to matter."""
+    if len(verdict.sizes) < 2:
         return
-    listed = ", ".join(f"{_change(one.share.value)} % at {one.tokens_per_step:,.0f}" for one in verdict.sizes)
-    yield f"by tokens a step: {listed}{_turn(verdict.sizes)}"
+    sizes = [(one, " (scaled up)" if one.tokens_per_step > part.num_tokens else "") for one in verdict.sizes]
+    listed = ", ".join(f"{_change(one.share.value)} % at {one.tokens_per_step:,.0f}{how}" for one, how in sizes)
+    yield f"by tokens per step: {listed}{_turn(verdict)}"
 
 
-def _turn(sizes: Sequence[SizedGain]) -> str:
-    """Size at which a gain begins, or ceases, to matter; empty where it does at no size, or at all."""
-    for small, large in pairwise(sizes):
-        ends = small.share.value, large.share.value
-        if (ends[0] >= MATTERS) != (ends[1] >= MATTERS):
-            way = (MATTERS - ends[0]) / (ends[1] - ends[0])
+def _turn(verdict: Verdict) -> str:
+    """Size at which a gain begins, or ceases, to be sure and to matter; empty where it does at no size, or at all."""
+
+    def margin(one: SizedGain) -> float:
+        """Gain beyond what pays, by which the sizes between are estimated."""
+        low = -1.0 if one.share.low is None else one.share.low
+        return max(min(low - verdict.at_least, one.share.value - MATTERS), -1.0)
+
+    for small, large in pairwise(verdict.sizes):
+        first, last = margin(small), margin(large)
+        if (first >= 0) != (last >= 0):
+            way = first / (first - last)
             tokens = small.tokens_per_step * (large.tokens_per_step / small.tokens_per_step) ** way
-            return f"; it pays {'from' if ends[1] >= MATTERS else 'up to'} about {float(f'{tokens:.2g}'):,.0f} on"
+            rounded = f"{float(f'{tokens:.2g}'):,.0f}"
+            return f"; it pays from about {rounded} on" if last >= 0 else f"; it pays up to about {rounded}"
     return ""
 
 
@@ -127,7 +135,7 @@ def remarks(plan: Plan, part: Part, strategies: Sequence[Strategy]) -> Iterator[
     """Remarks that qualify the answer, the strategy's own, and limits of the figures."""
     assert plan.verdict is not None
     ours, base = part.contenders[0], find(part, plan.verdict.against)
-    yield from by_size(plan.verdict)
+    yield from by_size(plan.verdict, part)
     yield from _untimed(plan, ours, base)
     if plan.evaluation is not None and plan.evaluation.held_out is None and part.num_samples == 1:
         by_counts = EvaluationOptions.of(plan).home == "none"
@@ -197,16 +205,23 @@ def judged_sections(
 def _steps(plan: Plan, part: Part) -> Iterator[str]:
     """Describe the steps behind the figures, where these are few or incomplete."""
     options = EvaluationOptions.of(plan)
-    size = options.size
-    if size is not None and (there := part.num_samples if size.unit == "samples" else part.num_tokens) < size.number:
-        what = "samples" if size.unit == "samples" else "tokens"
-        yield f"a step is scaled up from the {there:,} {what} there are to judge by: record more"
+    if scaled := scaled_up(options.size, part):
+        yield scaled
     elif part.dropped_samples:
         steps = f"{part.num_steps} complete step{'s' * (part.num_steps > 1)}"
         yield f"steps: {steps} ({part.dropped_samples} trailing {options.unit}s dropped)"
     if plan.decisions.sample_policy is not None and 1 < part.num_steps < MOST_STEPS:
-        how = ", or put fewer tokens in each with --tokens-per-step" if size else ""
+        how = ", or put fewer tokens in each with --tokens-per-step" if options.size else ""
         yield f"judged on {part.num_steps} steps, which are few: record more{how}"
+
+
+def scaled_up(size: StepSize | None, part: Part) -> str:
+    """Warning that a part holds less than a step; empty where it holds one."""
+    if size is None:
+        return ""
+    what = "samples" if size.unit == "samples" else "tokens"
+    there = part.num_samples if what == "samples" else part.num_tokens
+    return f"a step is scaled up from the {there:,} {what} there are to judge by: record more" * (there < size.number)
 
 
 def _untimed(plan: Plan, ours: Contender, base: Contender) -> Iterator[str]:
@@ -215,11 +230,13 @@ def _untimed(plan: Plan, ours: Contender, base: Contender) -> Iterator[str]:
     if EXPERTS in ours.metrics or mine is None or theirs is None:
         return
     less = 1 - mine.value / theirs.value
-    yield (
-        f"balance {mine.value:.2f} against {theirs.value:.2f}: the busiest device's experts take about"
-        f" {abs(less):.0%} {'less' if less >= 0 else 'more'} time; for seconds of a step: moeplan profile, or"
-        " moeplan profile --preset h200_sxm"
-    )
+    if abs(less) >= LITTLE:
+        yield (
+            f"balance {mine.value:.2f} against {theirs.value:.2f}: the busiest device's experts take about"
+            f" {abs(less):.0%} {'less' if less >= 0 else 'more'} time"
+        )
+    cluster = f" --cluster {plan.cluster} --link inter=GBps:us" if plan.cluster.num_nodes > 1 else ""
+    yield f"for seconds of a step: moeplan profile, or moeplan profile --preset h200_sxm{cluster}"
 
 
 def _trust(plan: Plan, part: Part) -> Iterator[str]:

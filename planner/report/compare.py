@@ -16,7 +16,7 @@ from ..compare import Comparison
 from ..document import Section, Text, drawn, to_console, write_page
 from ..evaluate.metrics import METRICS
 from ..figures import find, megabytes, worded
-from .answer import copies_remarks, gain_words, judged_sections, short_of, step_words
+from .answer import copies_remarks, gain_words, judged_sections, scaled_up, short_of, step_words
 
 RULES = {  # what engines do
     "even": "shared alike (vLLM)",
@@ -114,6 +114,8 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
         yield f"all {comparison.unit}s were fitted by these plans: expect less on others"
     elif comparison.num_fitted:
         yield f"{comparison.num_fitted} {comparison.unit}s that a plan was fitted to are left out"
+    if scaled := scaled_up(comparison.size, part):
+        yield scaled
     if comparison.replica_rule is not None:
         yield f"replicas: {RULES[comparison.replica_rule]}, in all plans and baselines"
     for one in comparison.compared:

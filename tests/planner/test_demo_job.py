@@ -68,7 +68,14 @@ def test_each_plan_does_something_else(demo: Demo) -> None:
 
 
 def test_a_run_that_differs_is_said(demo: Demo) -> None:
-    for changes in ({"copies": 1}, {"misrouted": 1}, {"largest_difference": 0.1}):
+    wrong: tuple[dict[str, Any], ...] = (
+        {"copies": 1},
+        {"payload_bytes": 1},
+        {"kv_bytes": 1},
+        {"misrouted": 1},
+        {"largest_difference": 0.1},
+    )
+    for changes in wrong:
         other = replace(demo, runs=[*demo.runs[:3], replace(demo.runs[3], **changes)])
         assert not exact(other)
         console = Console(width=100, record=True, highlight=False)

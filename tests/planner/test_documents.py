@@ -16,9 +16,9 @@ from moeplan.errors import InputError, StorageError
 from moeplan.planner.document import GAP, Column, Table, drawn, write_page
 from moeplan.planner.evaluate.metrics import METRICS
 from moeplan.planner.figures import TimeUnit, megabytes
-from moeplan.planner.report.answer import gain_words
+from moeplan.planner.report.answer import by_size, gain_words
 from moeplan.planner.report.plan import show_report
-from moeplan.runtime.plan import Contender, Metric, Part, Verdict
+from moeplan.runtime.plan import Contender, Metric, Part, SizedGain, Verdict
 from tests.planner.makers import edited, planned, screen
 
 COLUMNS = st.lists(st.integers(1, 12), min_size=2, max_size=12).map(
@@ -145,3 +145,30 @@ def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"p\.html"):
         write_page(tmp_path / "p.html", "x", "y", [SECTION])
     assert [path.name for path in tmp_path.iterdir()] == ["p.html"]
+
+
+def test_it_pays_from_a_size_on_only_where_the_gain_is_sure() -> None:
+    def sized(tokens: float, value: float, low: float | None) -> SizedGain:
+        return SizedGain(tokens_per_step=tokens, share=Metric(value=value, low=low, high=None if low is None else 0.9))
+
+    def words(*sizes: SizedGain, at_least: float = 0.0) -> str:
+        gain = Metric(value=1.0, low=0.5, high=2.0)
+        verdict = Verdict(value="benefit", metric="step_s", against="x", gain=gain, at_least=at_least, sizes=sizes)
+        judging = Part(
+            num_samples=9,
+            num_tokens=500,
+            num_steps=1,
+            dropped_samples=0,
+            contenders=part("balance", 1.0, 2.0).contenders,
+        )
+        return " ".join(by_size(verdict, judging))
+
+    rising = sized(64, 0.0, -0.2), sized(256, 0.3, 0.2)
+    assert words(*rising) == "by tokens per step: 0 % at 64, -30.0 % at 256; it pays from about 130 on"
+    assert words(*rising[::-1]).endswith("it pays up to about 130")
+    assert words(sized(64, 0.02, -0.2), sized(256, 0.3, -0.1)).endswith("-30.0 % at 256")  # never sure
+    assert words(*rising, at_least=0.25).endswith("-30.0 % at 256")
+    assert words(sized(64, 0.3, None), sized(1024, 0.3, 0.2)).endswith(
+        "at 1,024 (scaled up); it pays from about 650 on"
+    )
+    assert words(sized(64, 0.3, 0.2)) == ""
