@@ -1,5 +1,6 @@
 """Plans side by side: what each is judged on, as when it was solved and alone; what each is held against; refusals."""
 
+import itertools
 import json
 from collections.abc import Callable
 from functools import cache
@@ -219,6 +220,9 @@ def test_passes_that_do_not_fit_are_refused_by_name(trace: Any, profile: Path, s
         compare([tmp_path / "made.json"], train.path, profile=profile)
     with pytest.raises(UsageError, match=r"piped_s.json, .*trained.json differ in their passes or duplex"):
         compare([shelf("piped_s"), tmp_path / "trained.json"], trace.path, profile=profile)
+    for pair in itertools.permutations([shelf("standard"), tmp_path / "trained.json"]):  # that serves, this trains
+        with pytest.raises(UsageError, match="differ in their passes"):
+            compare(pair, trace.path, profile=profile)
 
 
 def test_a_plan_by_nobody_or_a_strategy_unknown_is_judged_by_copies(trace: Any, shelf: Shelf, tmp_path: Path) -> None:

@@ -74,3 +74,11 @@ def test_tokens_mix_too_and_what_does_not_is_one_clear_refusal(make_trace: Any, 
         mixed((counts, 1.0), (samples, 1.0))
     with pytest.raises(UsageError, match="--quantile with several --trace"):
         mixed((counts, 1.0), (counts, 1.0), quantile=0.5)
+
+
+def test_a_trace_of_few_steps_goes_with_one_of_many(make_trace: Any) -> None:
+    short, long = (make_trace(samples=samples, tokens=4, seed=samples) for samples in (24, 200))
+    plan = mixed((short, 1.0), (long, 1.0), samples_per_step=6)
+    ours = plan.evaluation.held_out.contenders[0].metrics["balance"]
+    assert ours.low < ours.value < ours.high
+    assert "metrics of every contender" in certify(plan, short.path).checks
