@@ -21,7 +21,7 @@ from .evaluate.metrics import COPIES
 from .evaluate.price import STEP
 from .evaluate.scene import Scene
 from .evaluate.splits import SampleIndex, UnitIndex, index_samples, index_units
-from .evaluate.steps import StepSize, Use, use_of, usual_size
+from .evaluate.step_size import StepSize, Use, use_of, usual_size
 from .loaded_plan import LoadedPlan, common_cluster, common_passes, known_model, load_plans
 from .options import EvaluationOptions, SecondsOptions
 from .request import Phase

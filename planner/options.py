@@ -9,7 +9,7 @@ from ..errors import InputError
 from ..runtime.decisions import Degree, DispatchModel, PipelineDecision, Record, Sha256, SidecarFile
 from ..runtime.plan import Metric, Plan, Verdict
 from ..solvers.outcome import Status
-from .evaluate.steps import StepSize, Use, size_of
+from .evaluate.step_size import StepSize, Use, size_of
 
 MAX_SECONDS = 1e12  # of one figure: sums over all chunks of a layer stay finite
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self, get_type_hints
 
 from ..errors import InputError, UsageError
 from ..profilers.cluster import Cluster
-from .evaluate.steps import StepSize, size_of, sizes_of
+from .evaluate.step_size import StepSize, size_of, sizes_of
 from .params import Flag, Params, choices, flags_of, option_of
 from .strategies.registry import STRATEGIES
 

@@ -25,7 +25,8 @@ from .evaluate.journey import today
 from .evaluate.replay import RememberingReplay, Replay, step_loads, tallied
 from .evaluate.scene import Scene
 from .evaluate.splits import SampleIndex, UnitIndex, index_samples, index_units
-from .evaluate.steps import FEW, StepSize, Use, use_of, usual_size
+from .evaluate.step_size import StepSize, Use, use_of, usual_size
+from .evaluate.steps import FEW
 from .evaluate.traffic import walk_samples
 from .loaded_plan import check_model
 from .options import EvaluationOptions

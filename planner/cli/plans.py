@@ -97,7 +97,7 @@ def compare(
     """
     from ..compare import compare as compared
     from ..document import check_page
-    from ..evaluate.steps import size_of
+    from ..evaluate.step_size import size_of
     from ..report.compare import as_dict, compare_report, write_matrices
     from ..request import check_size, profile_for
 

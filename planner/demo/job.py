@@ -41,7 +41,7 @@ from ..evaluate.evaluate import evaluate
 from ..evaluate.journey import Contender, journey_of
 from ..evaluate.scene import Passes, Scene
 from ..evaluate.splits import index_samples
-from ..evaluate.steps import StepSize
+from ..evaluate.step_size import StepSize
 from ..request import Request
 from ..solve import make
 from .model import ModelConfig, load_embedded

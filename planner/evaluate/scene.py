@@ -12,7 +12,7 @@ from ...traces.model import ModelSpec
 from ...traces.reader import Trace
 from .costs import CostModel
 from .splits import Cohort, SampleIndex, UnitIndex
-from .steps import StepSize
+from .step_size import StepSize
 from .traffic import Counter, SampleCounts
 
 BACKWARD = 2.0  # the gradients of inputs and of weights are two products for each of forward

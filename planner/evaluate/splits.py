@@ -19,7 +19,8 @@ from ...traces.reader import Trace
 from ...traces.schema import TokenBatch
 from ...traces.split import Unit, fitted, with_units
 from .cells import read_cells, table_units
-from .steps import Blocks, Lanes, StepSize, check_spans, filled, filled_blocks, mixed_rows
+from .step_size import StepSize
+from .steps import Blocks, Lanes, check_spans, filled, filled_blocks, mixed_rows
 
 MAX_PAIRS = 2**31 - 1  # of a sample in a layer
 

@@ -11,7 +11,7 @@ from ..evaluate.evaluate import MATTERS
 from ..evaluate.journey import TODAY
 from ..evaluate.metrics import ATTENTION, BALANCE, COMBINE, DISPATCH, EXPERTS, KV, METRICS
 from ..evaluate.price import STEP
-from ..evaluate.steps import StepSize, Use
+from ..evaluate.step_size import StepSize, Use
 from ..figures import TimeUnit, contender_table, find, headlines, legend, megabytes, shown, value, worded
 from ..options import EvaluationOptions, SecondsOptions
 from ..strategies.strategy import Strategy

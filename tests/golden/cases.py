@@ -6,7 +6,7 @@ changes a plan or a figure.
 
 from typing import Any
 
-from moeplan.planner.evaluate.steps import StepSize
+from moeplan.planner.evaluate.step_size import StepSize
 
 SMALL: dict[str, Any] = {"experts": 8, "layers": 3}
 STEPS: dict[str, Any] = {"form": "counts", "columns": ("step",), "samples": 240}

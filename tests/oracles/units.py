@@ -10,7 +10,8 @@ from typing import Any
 
 from moeplan.planner.evaluate.scene import Scene
 from moeplan.planner.evaluate.splits import Cohort
-from moeplan.planner.evaluate.steps import FEW, ITERATIONS, StepSize
+from moeplan.planner.evaluate.step_size import StepSize
+from moeplan.planner.evaluate.steps import FEW, ITERATIONS
 from moeplan.traces.count_form import CountTrace
 
 BLOCK_ROWS = 64

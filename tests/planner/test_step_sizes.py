@@ -10,7 +10,7 @@ import pytest
 from moeplan.errors import InputError, UsageError
 from moeplan.planner.certify import certify
 from moeplan.planner.compare import compare
-from moeplan.planner.evaluate.steps import StepSize
+from moeplan.planner.evaluate.step_size import StepSize
 from moeplan.planner.options import EvaluationOptions
 from moeplan.runtime.plan import load
 from moeplan.traces.schema import PHASES

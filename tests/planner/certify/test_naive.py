@@ -16,7 +16,7 @@ from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.scene import Scene
 from moeplan.planner.evaluate.splits import SampleIndex
-from moeplan.planner.evaluate.steps import StepSize
+from moeplan.planner.evaluate.step_size import StepSize
 from moeplan.planner.evaluate.tally import Tally
 from moeplan.planner.evaluate.traffic import SampleCounts
 from moeplan.profilers.cluster import Cluster

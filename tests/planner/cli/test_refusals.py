@@ -123,7 +123,7 @@ def test_a_plan_without_an_evaluation_is_not_certified_by_its_trace(moeplan: Any
     bare = load(folder / "plan.json").model_copy(update={"evaluation": None, "verdict": None})
     save(bare, tmp_path / "plan.json")
     done = moeplan("certify", "plan.json", cwd=tmp_path, code=3)
-    assert done.stdout.startswith("NOT certified plan.json against ")
+    assert done.stdout.startswith("NOT certified plan.json against")
     assert "the plan has no evaluation to recompute; re-run moeplan solve" in done.stderr
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from moeplan.errors import InputError, MismatchError, UsageError
 from moeplan.planner.compare import Comparison, compare
-from moeplan.planner.evaluate.steps import StepSize
+from moeplan.planner.evaluate.step_size import StepSize
 from moeplan.planner.report.compare import compare_report
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.profile import load as load_profile

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from moeplan.planner.evaluate.evaluate import evaluate, verdict
 from moeplan.planner.evaluate.journey import Contender, Journey, today
 from moeplan.planner.evaluate.replay import replay
-from moeplan.planner.evaluate.steps import FEW, Blocks, StepSize, filled, filled_blocks, use_of, usual_size
+from moeplan.planner.evaluate.step_size import StepSize, use_of, usual_size
+from moeplan.planner.evaluate.steps import FEW, Blocks, filled, filled_blocks
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Metric
 from moeplan.solvers.placement import Placement

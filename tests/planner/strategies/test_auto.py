@@ -390,8 +390,9 @@ def test_one_snapshot_of_counts_is_fitted_and_judged_whole(tmp_path: Path) -> No
     loads = np.random.default_rng(0).integers(1, 100, (1, 3, 16))
     trace = stored(tmp_path / "snapshot", loads)
     with pytest.raises(InputError, match="give --fit-fraction 1"):
-        planned(trace, "auto")
-    plan = planned(trace, "auto", fit_fraction=1.0)
+        planned(trace, "auto", fit_fraction=0.5)
+    plan = planned(trace, "auto")
+    assert plan.inputs.trace.split.fit_fraction == 1.0
     assert plan.strategies == ("eplb",)
     assert plan.verdict.value == "none"  # one step shows nothing of others
     assert "no benefit shown: -" in screen(solve_report, plan, Path("plan.json"))
@@ -422,7 +423,7 @@ def test_without_a_profile_the_currency_is_balance_and_the_screen_names_the_pres
 
 def test_what_no_part_can_read_is_refused_once_as_itself(make_trace: Any, profile: Path) -> None:
     with pytest.raises(InputError, match=r"^[^;]*; expected some of both"):
-        planned(make_trace(samples=1), "auto", profile=profile)
+        planned(make_trace(samples=1), "auto", profile=profile, fit_fraction=0.5)
 
 
 def test_a_base_and_a_plan_in_force_are_refused_by_name(trace: Trace, tmp_path: Path) -> None:
