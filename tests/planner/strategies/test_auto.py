@@ -415,7 +415,7 @@ def test_where_nothing_pays_it_says_so(make_trace: Any, tmp_path: Path) -> None:
 def test_without_a_profile_the_currency_is_balance_and_the_screen_names_the_preset(trace: Trace) -> None:
     plan = planned(trace, "auto")
     assert auto_of(plan).metric == "balance"
-    told = screen(solve_report, plan, Path("plan.json"))
+    told = screen(solve_report, plan, Path("plan.json"), verbose=True)
     assert "--preset h200_sxm" in told
     assert "% of ideal" not in told
     assert "not tried: pipemoe: no profile" in told
