@@ -108,7 +108,7 @@ class Comparison:
     @property
     def advice(self) -> str:
         """Advice about plans that do not pay."""
-        failing = [one for one in self.compared if one.path in self.failing]
+        failing = [one for one in self.compared if one.verdict.value == "none"]
         if all(one.verdict.gain.low is None for one in failing):
             return "one step shows nothing: record more"
         replanning = [(name,) for name, row in STRATEGIES.items() if row.params.replans]

@@ -16,11 +16,12 @@ from ...runtime.decisions import SidecarFile, sidecars_in
 from ...runtime.plan import Plan
 from ...traces.count_form import CountTrace
 from ..options import AutoOptions
+from ..strategies.registry import chosen_by
 from ..strategies.strategy import Again, Strategy
 from .certificate import Certificate, certifiable_profile, certifiable_trace, check_profile, check_trace
 from .judged import check_judged
 from .recounted import mixture_of, task_of
-from .structure import check_structure, chosen_by, strategies_of
+from .structure import check_structure, strategies_of
 
 __all__ = ["Certificate", "certifiable_profile", "certifiable_trace", "certify"]
 

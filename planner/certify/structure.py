@@ -60,11 +60,6 @@ def strategies_of(plan: Plan) -> list[Strategy]:
     return strategies
 
 
-def chosen_by(plan: Plan) -> list[Strategy]:
-    """The strategies that chose among others, as auto does, and left their record."""
-    return [strategy(key) for key in plan.options if key in STRATEGIES]
-
-
 def _check_arithmetic(decision: str, outcome: Outcome, certificate: Certificate) -> None:
     """A value is never better than its bound, the gap follows from both, and optimal means that they meet."""
     value, bound = outcome.objective.value, outcome.bound

@@ -23,14 +23,13 @@ def plan_published(folder: Path, say: Callable[[str], None]) -> tuple[Plan, Plan
     say(f"unpacking the routing of {EXAMPLE}")
     trace, hardware = folder / EXAMPLE, folder / f"{PRESET}.json"
     write_example(EXAMPLE, trace)
-    profile.save(on_cluster(load_preset(PRESET), CLUSTER, [LINK]), hardware)
-    cluster = profile.load(hardware).cluster
-    plans = []
+    measured, plans = on_cluster(load_preset(PRESET), CLUSTER, [LINK]), []
+    profile.save(measured, hardware)
     for name, strategy, size in (
         ("plan.json", "auto", {"tokens_per_step": TOKENS}),
         ("decode.json", "eplb", {"concurrency": SEQUENCES}),
     ):
-        request = Request.of(strategy=strategy, trace=str(trace), cluster=cluster, profile=hardware, **size)
+        request = Request.of(strategy=strategy, trace=str(trace), cluster=measured.cluster, profile=hardware, **size)
         made = make(request, on_progress=say)
         if made.interrupted:
             raise KeyboardInterrupt

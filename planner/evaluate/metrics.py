@@ -35,7 +35,6 @@ DISPATCH: Final = "dispatch_s"
 EXPERTS: Final = "experts_s"
 COMBINE: Final = "combine_s"
 EXCHANGE: Final = "exchange_s"
-MOE: Final = "moe_s"
 
 Compute = Callable[[Sums, Context], Summands | Floats | float | None]
 
@@ -271,7 +270,7 @@ ROWS = (
     _timed("combine_inter_s", "combine inter", "of combine_s, what crosses between nodes"),
     _timed(EXCHANGE, "exchange", "seconds per step: dispatch and combine together",
         _seconds(DISPATCH, COMBINE), headline=2),
-    _timed(MOE, "MoE", "seconds per step: the forward pass of MoE layers whose exchanges and experts overlap",
+    _timed("moe_s", "MoE", "seconds per step: the forward pass of MoE layers whose exchanges and experts overlap",
         headline=1),
     _timed("moe_backward_s", "backward", "the same of the backward pass"),
     _timed(IDEAL, "ideal", "seconds per step if every device and every port had the mean load, and layers were whole"),

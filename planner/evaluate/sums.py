@@ -77,16 +77,17 @@ class Sums:
 
 
 def summed(contexts: Sequence[Context], seed: int) -> list[Sums]:
-    """The resampled sums of every contender."""
+    """The resampled sums of every contender: over units and steps, or over steps drawn from blocks of a part's own."""
     sums = []
     for context, drawn_RC in zip(contexts, _resampled([_columns(context) for context in contexts], seed), strict=True):
-        means = {key: column_RC.T / len(context.tally.loads) for key, column_RC in drawn_RC.items()}
+        counts = dict(zip(COUNTS, drawn_RC["counts"].T, strict=False))
         if context.drawn is not None:
-            sums.append(_sums_drawn(context, context.drawn, dict(zip(COUNTS, drawn_RC["counts"].T, strict=False))))
+            sums.append(_sums_drawn(context, context.drawn, counts))
             continue
+        means = {key: column_RC.T / len(context.tally.loads) for key, column_RC in drawn_RC.items()}
         sums.append(
             Sums(
-                counts=dict(zip(COUNTS, drawn_RC["counts"].T, strict=False)),
+                counts=counts,
                 balance=drawn_RC["balance"][:, 0],
                 busy=drawn_RC["balance"][:, 1],
                 moved=means["moved"][0] if "moved" in means else None,
@@ -99,10 +100,11 @@ def summed(contexts: Sequence[Context], seed: int) -> list[Sums]:
 
 def _columns(context: Context) -> dict[Any, NDArray[Any]]:
     """Quantities of a contender that are summed over units, `[U, C]`, or over steps, `[B, C]`, by key."""
-    tally, seconds, ratio_BL = context.tally, context.seconds, device_ratios(context.tally)
+    tally, seconds = context.tally, context.seconds
     columns: dict[Any, NDArray[Any]] = {"counts": tally.counts}
     if context.drawn is not None:
         return columns
+    ratio_BL = device_ratios(tally)
     columns["balance"] = np.stack([ratio_BL.sum(axis=1), (ratio_BL > 0).sum(axis=1)], axis=1)
     if tally.moved is not None:
         columns["moved"] = tally.moved[:, None]

@@ -4,7 +4,9 @@ Legend: L MoE layers; U units; B steps; C link classes; D devices; E experts.
 """
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -37,6 +39,10 @@ class Ports:
     #: `[B, L, D]`; or `[B, 1, D]` where tokens are at home before every layer
     tokens: Ints
     contexts: Ints
+
+    def each(self, change: Callable[[Ints], NDArray[Any]]) -> Self:
+        """The ports with each of their tables changed."""
+        return replace(self, **{one.name: change(getattr(self, one.name)) for one in fields(self)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +131,12 @@ class Tally:
         """The tally if every device with slots had the mean load of each layer and step, and every port the mean."""
         alive_D = self.slots > 0
         loads = np.where(alive_D, self.loads.sum(axis=2, keepdims=True) / alive_D.sum(), 0.0)
-        ports = None
-        if self.ports is not None:
-            names = ("dispatch", "combine", "tokens", "contexts")
-            even = {name: getattr(self.ports, name).mean(axis=-1, keepdims=True) for name in names}
-            ports = Ports(**{name: np.broadcast_to(one, getattr(self.ports, name).shape) for name, one in even.items()})
+        ports = self.ports and self.ports.each(lambda one: np.broadcast_to(one.mean(axis=-1, keepdims=True), one.shape))
         return replace(self, loads=loads, ports=ports, blocks=None)
 
     def mixed(self, weights: Floats) -> Self:
         """Weighted sums of the rows of loads and ports, `[B, M]` of `[M, ...]`; nothing else by step."""
-        ports = None
-        if self.ports is not None:
-            names = ("dispatch", "combine", "tokens", "contexts")
-            ports = Ports(**{name: mixed_rows(weights, getattr(self.ports, name)) for name in names})
+        ports = self.ports and self.ports.each(partial(mixed_rows, weights))
         return replace(self, loads=mixed_rows(weights, self.loads), ports=ports, between=None, sent=None)
 
 

@@ -137,14 +137,8 @@ def remarks(plan: Plan, part: Part, strategies: Sequence[Strategy]) -> Iterator[
     ours, base = part.contenders[0], find(part, plan.verdict.against)
     yield from by_size(plan.verdict, part)
     yield from _untimed(plan, ours, base)
-    if plan.evaluation is not None and plan.evaluation.held_out is None and part.num_samples == 1:
-        by_counts = EvaluationOptions.of(plan).home == "none"
-        what, same = (
-            ("one snapshot of counts", "counts") if by_counts else (f"one {EvaluationOptions.of(plan).unit}", "tokens")
-        )
-        yield f"{what}: fitted and judged on the same {same}; record a second one to know how it holds"
-    elif plan.evaluation is not None and plan.evaluation.held_out is None:
-        yield "judged on the samples it was fitted to, because nothing was held out: expect less on others"
+    if plan.evaluation is not None and plan.evaluation.held_out is None:
+        yield _fitted(EvaluationOptions.of(plan), part)
     yield from copies_remarks(plan.verdict, ours, base)
     if strategies:
         yield from strategies[0].remarks(plan, part)
@@ -200,6 +194,15 @@ def judged_sections(
         yield Section("More remarks", (Text.of(*more),), verbose=True)
     every = contender_table(part, metrics, today=today, ranged=True)
     yield Section("All figures (95 % intervals)", (every, Text(("", *legend(part, metrics)))), verbose=True)
+
+
+def _fitted(options: EvaluationOptions, part: Part) -> str:
+    """Warning that what judges is what was fitted."""
+    if part.num_samples > 1:
+        return "judged on the samples it was fitted to, because nothing was held out: expect less on others"
+    by_counts = options.home == "none"
+    what, same = ("one snapshot of counts", "counts") if by_counts else (f"one {options.unit}", "tokens")
+    return f"{what}: fitted and judged on the same {same}; record a second one to know how it holds"
 
 
 def _steps(plan: Plan, part: Part) -> Iterator[str]:

@@ -13,13 +13,12 @@ from rich.console import Console
 from ...runtime.plan import Part, Plan
 from ...solvers.outcome import Outcome
 from ...solvers.placement import Placement
-from ..certify.structure import chosen_by
 from ..document import Section, Text, to_console
 from ..evaluate.metrics import METRICS
 from ..evaluate.price import STEP
 from ..figures import TimeUnit, contender_table
 from ..options import EvaluationOptions, SecondsOptions
-from ..strategies.registry import STRATEGIES, strategy
+from ..strategies.registry import STRATEGIES, chosen_by, strategy
 from ..strategies.strategy import Strategy
 from .answer import answer, judged_sections, remarks
 

@@ -16,6 +16,7 @@ from .netmoe import NetmoeParams
 from .pipemoe import PipemoeParams
 
 if TYPE_CHECKING:
+    from ...runtime.plan import Plan
     from .strategy import Strategy
 
 
@@ -43,3 +44,8 @@ def strategy(name: str) -> "Strategy":
         raise UsageError(f"--strategy {name}; expected one of {', '.join(STRATEGIES)}")
     chosen: Strategy = import_module(STRATEGIES[name].module).STRATEGY
     return chosen
+
+
+def chosen_by(plan: "Plan") -> "list[Strategy]":
+    """The strategies that chose among others, as auto does, and left their record."""
+    return [strategy(key) for key in plan.options if key in STRATEGIES]

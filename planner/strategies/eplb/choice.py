@@ -6,7 +6,7 @@ left only for one that is surely more even there.
 Legend: B steps; L MoE layers; E experts; C cells, each a layer judged on one part.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -34,7 +34,10 @@ def choose(task: Task, slots: Ints) -> Choice:
         return Choice(reason="one unit was fitted, on which no gain over EPLB as published can be shown")
     task.say("choosing a placement on parts of the fitted units")
     names = tried_by(mixed=bool(task.request.mixture))
-    return Choice(candidates=tuple(_tried(name, task, slots) for name in names))
+    published = {
+        by_steps: _cells("published", by_steps, task, slots) for by_steps in {name in BY_STEPS for name in names}
+    }
+    return Choice(candidates=tuple(_tried(name, published[name in BY_STEPS], task, slots) for name in names))
 
 
 def tried_by(*, mixed: bool) -> tuple[Refined, ...]:
@@ -84,10 +87,9 @@ def _num_parts(task: Task) -> int:
     return min(len(member.in_parts.cohorts) for _, member in task.members)
 
 
-def _tried(name: Refined, task: Task, slots: Ints) -> Trial:
+def _tried(name: Refined, published_C: Floats, task: Task, slots: Ints) -> Trial:
     """The balance of a candidate on the parts that it was not placed by, beside that of published EPLB."""
-    ours_C = np.concatenate([*_cells(name, name, task, slots)])
-    published_C = np.concatenate([*_cells("published", name, task, slots)])
+    ours_C = _cells(name, name in BY_STEPS, task, slots)
     gain_C = published_C - ours_C
     return Trial(
         by=name,
@@ -97,13 +99,16 @@ def _tried(name: Refined, task: Task, slots: Ints) -> Trial:
     )
 
 
-def _cells(by: By, trial: By, task: Task, slots: Ints) -> Iterator[Floats]:
-    """Mean balance of each part's steps in the layers of a trial, as placed by the other parts, `[C]` in all."""
-    num_layers, num_parts = task.model.num_layers, _num_parts(task)
-    stride = -(-num_layers // TRIAL_LAYERS) if trial in BY_STEPS else 1
+def _cells(by: By, by_steps: bool, task: Task, slots: Ints) -> Floats:
+    """Mean balance of each part's steps, as placed by the other parts, in the layers that placements by steps, or
+    others, are tried on, `[C]`.
+    """
+    num_layers, num_parts, cells = task.model.num_layers, _num_parts(task), []
+    stride = -(-num_layers // TRIAL_LAYERS) if by_steps else 1
     for part in range(num_parts):
         seen, unseen = left_out(task, part, slice(part * stride // num_parts, None, stride))
-        yield _mean_balance(unseen, solved(by, loads_by(by, seen), task, slots).placement)
+        cells.append(_mean_balance(unseen, solved(by, loads_by(by, seen), task, slots).placement))
+    return np.concatenate(cells)
 
 
 def _mean_balance(steps: Weighted, placement: Placement) -> Floats:

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.make_presets import DTYPES, TABLES, attention, preset_of
 from moeplan.errors import UsageError
 from moeplan.profilers import profile as profiles
 from moeplan.profilers.description import on_cluster
 from moeplan.profilers.fits import fitting
 from moeplan.profilers.predictor import predict, predicted
 from moeplan.profilers.presets import PRESETS, load_preset
-from moeplan.profilers.presets.preset import DTYPES, TABLES, file_name, preset_of
+from moeplan.profilers.presets.preset import file_name
 from moeplan.profilers.profile import Profile
 from moeplan.profilers.tables import collectives, kernels, read_tables
 from tests.builders import known
@@ -59,7 +60,7 @@ def test_source_licence_and_the_roofline_are_named_in_the_origins_and_in_the_not
 def test_the_file_has_the_roofline_of_the_data_sheet(name: str, preset: Profile) -> None:
     for dtype in ("bf16", "fp8"):
         stored = preset.series[f"attention/{dtype}"]
-        assert stored == PRESETS[name].attention(dtype, origin=1)
+        assert stored == attention(PRESETS[name], dtype, origin=1)
         sheet = PRESETS[name]
         least = {"batch": 0, "length": 1, "hidden": 4096, "kv": 8192, "queries": 1}
         weights_s = ELEMENTS[dtype] * 4 * 4096**2 / (0.8 * sheet.bytes_per_s)
