@@ -6,9 +6,11 @@ import subprocess
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+import torch
 from pydantic import TypeAdapter
 
 from moeplan.errors import UsageError
@@ -16,7 +18,7 @@ from moeplan.files import read_json, write_json
 
 from .study import Row
 
-PACKAGES = ("moeplan", "numpy", "scipy", "ortools", "pulp", "numba")
+PACKAGES = ("moeplan", "numpy", "scipy", "ortools", "pulp", "numba", "torch")
 ROOT = Path(__file__).parents[1]
 SAVED = "docs/benchmarks"  # where results go: changes there are no others' figures
 TOLD = 3
@@ -54,7 +56,7 @@ class Environment:
             cpu=_cpu(),
             cores=os.cpu_count() or 1,
             python=platform.python_version(),
-            packages={name: version(name) for name in PACKAGES},
+            packages={name: version(name) for name in PACKAGES if find_spec(name)},
             commit=commit(),
             date=datetime.now(UTC).date().isoformat(),
             load_at_start=load_at_start,
@@ -105,7 +107,8 @@ def refuse_changes(root: Path = ROOT) -> None:
 def _cpu() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return f"{torch.cuda.get_device_name()}, {cpu}" if torch.cuda.is_available() else cpu
 
 
 def _changes(root: Path) -> list[str]:

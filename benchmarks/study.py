@@ -25,6 +25,7 @@ SUBJECTS = {
     "bounds": "Bounds on the hops that any placement keeps: gap to one that was found, by kind, and seconds",
     "recording": "What recording adds to a model's passes",
     "auto": "auto beside every candidate, each solved anew: held-out gain over today, wall time over the sum of solves",
+    "one_gpu": "Experts of a plan on one GPU, device after device: seconds measured beside those of a preset",
     "emulated_cluster": "Plans carried out on an emulated cluster: seconds measured beside seconds predicted",
 }
 DEFAULT = tuple(SUBJECTS)[:6]  # the strategies and what they solve with
