@@ -34,6 +34,13 @@ class Attention:
     def __post_init__(self) -> None:
         _check_sizes(self)
 
+    @property
+    def q_size(self) -> float | None:
+        """The elements of a token's queries, whose heads are as wide as those of K and V; None is unknown."""
+        if self.kv_size is None or self.num_heads is None or self.num_kv_heads is None:
+            return None
+        return self.kv_size / 2 / self.num_kv_heads * self.num_heads
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:

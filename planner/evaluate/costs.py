@@ -66,7 +66,7 @@ class CostModel:
         of its own. Where the profile has measured what `runtime` runs, that is taken: `routed_exchange` before
         `all_to_all`, `routed_block` before `expert_ffn`, of which looped experts come before grouped ones. Experts and
         attention: that dtype, else another one, said; attention as it was measured, multi-head with heads of 64, which
-        a source says where the model has another size of K and V. A roofline knows that size, and is called one.
+        a source says where the model has another size of K and V. A roofline knows the sizes of Q, K and V, and is called one.
         """
         if profile is None and not cluster.links:
             return None
@@ -149,7 +149,11 @@ def _curve_of_two(
         return _Part(missing="no profile" if profile is None else f"the profile has no {cases[-1]}")
     sizes = {axis: float(getattr(model, name)) for axis, name in fixed.items()}
     multi_head = 2.0 * (model.hidden_size or 0)
-    more = {"queries": queries, "kv": float(model.attention.kv_size or multi_head)}
+    more = {
+        "queries": queries,
+        "q": model.attention.q_size or multi_head / 2,
+        "kv": float(model.attention.kv_size or multi_head),
+    }
     more |= {axis: float(least) for axis, (least, _) in series.fit.measured.items() if axis == "grouped"}
     sizes |= {axis: value for axis, value in more.items() if axis in series.fit.axes}
 

@@ -1,7 +1,7 @@
 """Attention by a roofline: seconds that a device's data sheet allows, with nothing measured.
 
-Legend: B sequences; L tokens of each; q of them computed in this call, the others cached; M hidden size; K elements of
-K and V of a token.
+Legend: B sequences; L tokens of each; q of them computed in this call, the others cached; M hidden size; Q elements of
+a token's queries; K of its K and V.
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,11 @@ class Roofline:
     The call is the case `attention`: projections to queries, K and V and of the output, and causal scores and values.
     With n = B L tokens computed (`solvers.seconds`: in a step, B and L are such that n and the context are right),
 
-        multiply-adds   n M (2 M + K) + n (L + 1) M                                                     (1)
-        bytes / width   M (2 M + K) + 2 n M + n K + n (L / q + 1) K / 2                                 (2)
+        multiply-adds   n M (2 Q + K) + n (L + 1) Q                                                     (1)
+        bytes / width   M (2 Q + K) + 2 n M + n K + n (L / q + 1) K / 2                                 (2)
         t = max(2 (1) / (compute_share flops), width (2) / (memory_share bytes_per_s))                  (3)
 
-    With K = 2 M (1) is the case's own count. (2) has the weights, the hidden vectors in and out, K and V as they are
+    With Q = M and K = 2 M (1) is the case's own count. (2) has the weights, the hidden vectors in and out, K and V as they are
     written, and as they are read: q tokens of a sequence share one reading of its context, on average (L + q) / 2
     tokens. Whole sequences (q = L) read what they wrote; tokens decoded one a step (q = 1) read all that came before
     each, which soon takes longer than all else. Launches are not counted.
@@ -41,8 +41,14 @@ class Roofline:
     compute_share: float
     memory_share: float
 
-    axes: ClassVar[tuple[str, ...]] = ("batch", "length", "hidden", "kv", "queries")
-    drawn_at: ClassVar[Mapping[str, int]] = {"batch": 1, "hidden": 4096, "kv": 8192, "queries": 2**30}  #: In pictures
+    axes: ClassVar[tuple[str, ...]] = ("batch", "length", "hidden", "q", "kv", "queries")
+    drawn_at: ClassVar[Mapping[str, int]] = {
+        "batch": 1,
+        "hidden": 4096,
+        "q": 4096,
+        "kv": 8192,
+        "queries": 2**30,
+    }  #: In pictures
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
 
     def __post_init__(self) -> None:
@@ -53,10 +59,10 @@ class Roofline:
                 f" {self.memory_share} are reached; expected rates of 1 to 1e24 and shares above 0, at most 1"
             )
 
-    def seconds(self, batch: Array, length: Array, hidden: Array, kv: Array, queries: Array) -> Array:
+    def seconds(self, batch: Array, length: Array, hidden: Array, q: Array, kv: Array, queries: Array) -> Array:
         """Seconds of `batch` sequences of `length` tokens."""
-        tokens, projections = batch * length, hidden * (2 * hidden + kv)
-        macs = tokens * projections + tokens * (length + 1) * hidden  # (1)
+        tokens, projections = batch * length, hidden * (2 * q + kv)
+        macs = tokens * projections + tokens * (length + 1) * q  # (1)
         read = tokens * (length / np.clip(queries, 1, np.maximum(length, 1)) + 1) * kv / 2
         elements = projections + 2 * tokens * hidden + tokens * kv + read  # (2)
         compute_s = 2 * macs / (self.compute_share * self.flops)

@@ -71,29 +71,34 @@ def test_no_coefficient_is_negative_where_times_fall() -> None:
     assert min(found.start_s, found.projection_s, found.score_s) >= 0
 
 
-def roofline_s(batch: float, length: float, hidden: float, kv: float, queries: float) -> float:
-    values = (np.array([float(value)]) for value in (batch, length, hidden, kv, queries))
-    batch_Q, length_Q, hidden_Q, kv_Q, queries_Q = values
-    return float(ROOFLINE.seconds(batch_Q, length_Q, hidden_Q, kv_Q, queries_Q)[0])
+def roofline_s(batch: float, length: float, hidden: float, q: float, kv: float, queries: float) -> float:
+    sizes = {"batch": batch, "length": length, "hidden": hidden, "q": q, "kv": kv, "queries": queries}
+    return float(ROOFLINE.seconds(**{axis: np.array([float(size)]) for axis, size in sizes.items()})[0])
 
 
 def test_the_roofline_of_whole_sequences_is_the_work_of_the_case_at_the_rate_that_is_reached() -> None:
     size = {"batch": 8, "length": 2048, "hidden": 4096}
-    seconds = roofline_s(size["batch"], size["length"], size["hidden"], 8192, 2048)
+    seconds = roofline_s(size["batch"], size["length"], size["hidden"], 4096, 8192, 2048)
     assert seconds == pytest.approx(2 * CASES["attention"].work(size, 1) / 0.5e15)
 
 
 def test_the_roofline_of_tokens_decoded_one_a_step_reads_the_keys_and_values_of_every_context() -> None:
     tokens, position, kv = 64, 3000, 1024
     length = 2 * position + 1  # as `solvers.seconds` has it
-    read = 4096 * (2 * 4096 + kv) + 2 * tokens * 4096 + tokens * kv + tokens * (position + 1) * kv
-    assert roofline_s(tokens / length, length, 4096, kv, 1) == pytest.approx(2 * read / 2e12)
-    shared_s = roofline_s(tokens / length, length, 4096, kv, tokens)  # all of one sequence: its context is read once
+    read = 4096 * (2 * 6144 + kv) + 2 * tokens * 4096 + tokens * kv + tokens * (position + 1) * kv
+    assert roofline_s(tokens / length, length, 4096, 6144, kv, 1) == pytest.approx(2 * read / 2e12)
+    shared_s = roofline_s(tokens / length, length, 4096, 6144, kv, tokens)  # all of one sequence: its context is read once
     assert shared_s < 0.3 * 2 * read / 2e12
 
 
+def test_scores_and_projections_of_a_roofline_grow_with_the_queries_elements() -> None:
+    batch, length, hidden, kv = 4, 1024, 2880, 1024
+    more_s = roofline_s(batch, length, hidden, 4096, kv, length) - roofline_s(batch, length, hidden, 2880, kv, length)
+    assert more_s == pytest.approx(2 * batch * length * (2 * hidden + length + 1) * (4096 - 2880) / 0.5e15)
+
+
 def test_attention_of_no_tokens_reads_the_weights() -> None:
-    assert roofline_s(0, 1, 1024, 512, 0) == pytest.approx(2 * 1024 * (2048 + 512) / 2e12)
+    assert roofline_s(0, 1, 1024, 768, 512, 0) == pytest.approx(2 * 1024 * (1536 + 512) / 2e12)
 
 
 Kind = Literal["piecewise", "piecewise_linear"]
