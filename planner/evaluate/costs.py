@@ -66,7 +66,8 @@ class CostModel:
         of its own. Where the profile has measured what `runtime` runs, that is taken: `routed_exchange` before
         `all_to_all`, `routed_block` before `expert_ffn`, of which looped experts come before grouped ones. Experts and
         attention: that dtype, else another one, said; attention as it was measured, multi-head with heads of 64, which
-        a source says where the model has another size of K and V. A roofline knows the sizes of Q, K and V, and is called one.
+        a source says where the model has another size of K and V. A roofline knows the sizes of Q, K and V, and is
+        called one.
         """
         if profile is None and not cluster.links:
             return None

@@ -27,10 +27,10 @@ class Roofline:
         bytes / width   M (2 Q + K) + 2 n M + n K + n (L / q + 1) K / 2                                 (2)
         t = max(2 (1) / (compute_share flops), width (2) / (memory_share bytes_per_s))                  (3)
 
-    With Q = M and K = 2 M (1) is the case's own count. (2) has the weights, the hidden vectors in and out, K and V as they are
-    written, and as they are read: q tokens of a sequence share one reading of its context, on average (L + q) / 2
-    tokens. Whole sequences (q = L) read what they wrote; tokens decoded one a step (q = 1) read all that came before
-    each, which soon takes longer than all else. Launches are not counted.
+    With Q = M and K = 2 M (1) is the case's own count. (2) has the weights, the hidden vectors in and out, K and V as
+    they are written, and as they are read: q tokens of a sequence share one reading of its context, on average
+    (L + q) / 2 tokens. Whole sequences (q = L) read what they wrote; tokens decoded one per step (q = 1) read all that
+    came before each, which soon takes longer than all else. Launches are not counted.
     """
 
     kind: Literal["roofline"] = "roofline"

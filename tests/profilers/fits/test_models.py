@@ -87,7 +87,7 @@ def test_the_roofline_of_tokens_decoded_one_a_step_reads_the_keys_and_values_of_
     length = 2 * position + 1  # as `solvers.seconds` has it
     read = 4096 * (2 * 6144 + kv) + 2 * tokens * 4096 + tokens * kv + tokens * (position + 1) * kv
     assert roofline_s(tokens / length, length, 4096, 6144, kv, 1) == pytest.approx(2 * read / 2e12)
-    shared_s = roofline_s(tokens / length, length, 4096, 6144, kv, tokens)  # all of one sequence: its context is read once
+    shared_s = roofline_s(tokens / length, length, 4096, 6144, kv, tokens)  # of one sequence: its context is read once
     assert shared_s < 0.3 * 2 * read / 2e12
 
 
