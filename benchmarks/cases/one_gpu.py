@@ -245,8 +245,9 @@ STUDIES = (
     Study(
         title="Attention of gpt-oss-20b's size",
         quality="predicted, s",
-        note="One layer: projections and scaled_dot_product_attention, beside the preset's roofline. The"
-        " model has 64 heads, which the roofline takes to be as wide together as the hidden size.",
+        note="One layer: projections and scaled_dot_product_attention, beside the preset's roofline. 64 heads of"
+        " queries, 8 of keys and values. Of one token per sequence, scaled_dot_product_attention is not what engines"
+        " run.",
         instances=_attentions,
         rows=_attention_rows,
     ),
