@@ -102,7 +102,9 @@ def _dress(panel: Any, quality: str, sizes: list[float]) -> None:
         panel.set_ylabel(quality)
         if quality.endswith(", %"):
             panel.set_ylabel(quality.removesuffix(", %"))
-            panel.yaxis.set_major_formatter("{x:.0%}")
+            from matplotlib.ticker import PercentFormatter
+
+            panel.yaxis.set_major_formatter(PercentFormatter(1, 0, " %"))
         panel.set_ylim(bottom=0)
     else:
         panel.set(yscale="log", ylabel="CPU seconds")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from moeplan.files import atomic_path
+from moeplan.planner.figures import percent
 from moeplan.profilers.fits.experts import ExpertSurface
 from moeplan.profilers.fits.fit import Fit, Model
 from moeplan.profilers.fits.laws import AlphaBeta
@@ -65,7 +66,7 @@ def roofline_origin(preset: Preset) -> Origin:
     """Origin of the series of attention."""
     rates = ", ".join(f"{flops * 1e-12:,.0f} TFLOP/s {dtype}" for dtype, flops in preset.flops.items())
     name = (
-        f"attention by a roofline, not measured: {COMPUTE_SHARE:.0%} of {rates}, {MEMORY_SHARE:.0%} of"
+        f"attention by a roofline, not measured: {percent(COMPUTE_SHARE)} of {rates}, {percent(MEMORY_SHARE)} of"
         f" {preset.bytes_per_s * 1e-12:g} TB/s ({preset.source})"
     )
     return Origin(kind="described", created_at=now(), name=name)

@@ -5,6 +5,8 @@ import textwrap
 from rich.console import Console
 from rich.table import Table
 
+from moeplan.planner.figures import percent
+
 from .growth import FITTED, Curve, curves
 from .result import Result, Section
 from .study import Row
@@ -80,7 +82,7 @@ def shown(value: float | None, name: str = "") -> str:
     if value is None:
         return NONE
     if name.endswith(", %"):
-        return f"{value:.1%}" if not value or abs(value) >= LEAST else f"{100 * value:.2g}%"
+        return percent(value, 1) if not value or abs(value) >= LEAST else f"{100 * value:.2g} %"
     if name.endswith(", s"):
         factor, unit = (1, "s") if value >= 1 else (1e3, "ms") if value >= 1e-3 else (1e6, "us")
         return f"{value * factor:#.3g}".rstrip(".") + f" {unit}"

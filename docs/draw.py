@@ -18,6 +18,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from benchmarks.cases.exflow.trail import Trail, annealed, swept
 from benchmarks.exflow_reference import FILE, instance
@@ -25,6 +26,7 @@ from benchmarks.growth import STYLES
 from benchmarks.routing import GPT_OSS, gpt_oss
 from benchmarks.study import DEFAULT_DATA
 from moeplan.errors import InputError
+from moeplan.planner.figures import percent
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous
 from moeplan.solvers.bounds import kept_bound
@@ -110,9 +112,9 @@ def heat_map(placed: Placed) -> Figure:
         panel.set(xticks=centres, xticklabels=range(DEVICES), yticks=centres, yticklabels=range(DEVICES))
         panel.tick_params(length=0)
         kept = _shares(placed.unseen, placement)[cut]
-        panel.set(title=f"{title}: {kept:.0%} stay", xlabel=f"MoE layer {cut + 1}, experts by device")
+        panel.set(title=f"{title}: {percent(kept)} stay", xlabel=f"MoE layer {cut + 1}, experts by device")
     panels[0].set_ylabel(f"MoE layer {cut}, experts by device")
-    bar = figure.colorbar(image, ax=panels, shrink=0.85, format="{x:.1%}", extend="max")
+    bar = figure.colorbar(image, ax=panels, shrink=0.85, format=PercentFormatter(1, 1, " %"), extend="max")
     bar.set_label("of the transitions between the two layers")
     return figure
 
@@ -135,10 +137,10 @@ def by_layer(placed: Placed) -> Figure:
                 color=GREY,
                 linestyle="--",
                 linewidth=1.2,
-                label=f"simple bound: {bound.sum() / weights.sum():.1%}",
+                label=f"simple bound: {percent(bound.sum() / weights.sum(), 1)}",
             )
         for name, (placement, color, line) in lines.items():
-            label = f"{name}: {_kept(weights, placement):.1%}"
+            label = f"{name}: {percent(_kept(weights, placement), 1)}"
             panel.plot(_shares(weights, placement), color=color, linestyle=line, linewidth=1.8, label=label)
         panel.set(title=f"{title} samples", xlabel="from MoE layer")
         panel.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
@@ -166,29 +168,29 @@ def _trails(panel: Any, sweeps: Trail, annealing: list[Trail], best: float | Non
     """Draw one panel of searches as steps and the best known; the bound, far above, in words."""
     end = max(trail.seconds for trail in annealing)
     if best is not None:
-        panel.axhline(best, color=GREEN, linestyle="-.", linewidth=1.2, label=f"best known: {best:.2%}")
-    found = f"{min(trail.kept for trail in annealing):.2%} to {max(trail.kept for trail in annealing):.2%}"
+        panel.axhline(best, color=GREEN, linestyle="-.", linewidth=1.2, label=f"best known: {percent(best, 2)}")
+    kept_least, kept_most = (percent(pick(trail.kept for trail in annealing), 2) for pick in (min, max))
     labels = [
-        f"annealing, {len(annealing)} seeds: {found}",
+        f"annealing, {len(annealing)} seeds: {kept_least} to {kept_most}",
         *[None] * (len(annealing) - 1),
-        f"sweeps: {sweeps.kept:.2%}",
+        f"sweeps: {percent(sweeps.kept, 2)}",
     ]
     for trail, label in zip([*annealing, sweeps], labels, strict=True):
         times, kept = zip(*trail.steps, strict=True)
         color = RED if trail is sweeps else BLUE
         panel.step([*times, end], [*kept, kept[-1]], where="post", color=color, linewidth=1.2, label=label)
-    panel.plot([], [], " ", label=f"simple bound, above: {sweeps.bound:.2%}")
+    panel.plot([], [], " ", label=f"simple bound, above: {percent(sweeps.bound, 2)}")
     panel.set(xscale="log", xlabel="CPU seconds of all threads")
     panel.xaxis.set_major_formatter("{x:g}")
     panel.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.17))
     _dress(panel)
-    panel.yaxis.set_major_formatter("{x:.1%}")
+    panel.yaxis.set_major_formatter(PercentFormatter(1, 1, " %"))
 
 
 def _dress(panel: Any) -> None:
     panel.grid(color="0.9")
     panel.spines[["top", "right"]].set_visible(False)
-    panel.yaxis.set_major_formatter("{x:.0%}")
+    panel.yaxis.set_major_formatter(PercentFormatter(1, 0, " %"))
 
 
 def _shares(weights: Array, placement: Placement) -> Array:

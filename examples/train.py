@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--plan", help="by default the active plan")
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--batch", type=int, default=8, help="samples a step, of all ranks together")
+    parser.add_argument("--batch", type=int, default=8, help="samples per step, of all ranks together")
     parser.add_argument("-o", dest="output", help="where to save the trained weights")
     options = parser.parse_args()
 

@@ -69,11 +69,26 @@ def shown(spec: MetricSpec, number: float) -> str:
     """A single figure of a metric, with its unit."""
     if spec.unit == "seconds":
         return TimeUnit.worded(number)
-    return f"{megabytes(number)} MB" if spec.unit == "bytes" else _cell(spec, number)
+    return bytes_text(number) if spec.unit == "bytes" else _cell(spec, number)
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """A share in percent."""
+    return f"{100 * share:z.{digits}f} %"
+
+
+def change_text(*gains: float) -> str:
+    """Gains as changes in percent, the ends of an interval as "-9.5 to -3.1 %": savings are negative."""
+    return " to ".join(f"{-100 * gain:+z.1f}" if round(1000 * gain) else "0" for gain in gains) + " %"
+
+
+def bytes_text(number: float) -> str:
+    """Bytes in MB or GB, three digits."""
+    return f"{number / 1e6:.3g} MB" if abs(number) < 999.5e6 else f"{number / 1e9:#.3g} GB"
 
 
 def megabytes(number: float) -> str:
-    """Bytes in MB, three digits or whole."""
+    """Bytes in MB, three digits or whole, for columns."""
     return f"{number / 1e6:.3g}" if number < 999.5e6 else f"{number / 1e6:,.0f}"
 
 
@@ -140,7 +155,7 @@ def _column(spec: MetricSpec, part: Part, *, ranged: bool) -> Column:
 
 def _cell(spec: MetricSpec, number: float) -> str:
     if spec.unit == "share":
-        return f"{number:.1%}"
+        return percent(number, 1)
     return megabytes(number) if spec.unit == "bytes" else f"{number:.2f}"
 
 

@@ -22,7 +22,7 @@ from .evaluate.evaluate import evaluate
 from .evaluate.journey import Contender, Journey, contiguous_in
 from .evaluate.metrics import NODE_COPIES, copies_metric, metric_of
 from .evaluate.sums import difference
-from .figures import spanned
+from .figures import percent, spanned
 from .request import Request
 from .solve import task_for
 from .strategies.exflow import ExflowParams
@@ -115,7 +115,7 @@ def curve_report(curve: LearningCurve, console: "Console") -> None:
         Column(f"{curve.unit}s", [str(point.num_units) for point in points]),
         Column("subsets", [str(point.num_subsets) for point in points]),
         Column("fewer copies held out (95 %)", [_ranged(point.gain) for point in points]),
-        Column("of the last", [f"{point.gain.value / last:.1%}" if last > 0 else "-" for point in points]),
+        Column("of the last", [percent(point.gain.value / last, 1) if last > 0 else "-" for point in points]),
     ]
     places = "nodes" if curve.metric == NODE_COPIES else "devices"
     what = f"copies to other {places}, per token and layer, fewer than contiguous, {curve.dispatch_model}"
@@ -209,11 +209,11 @@ def _enough(curve: LearningCurve, share: float) -> str:
     """Fewest tokens that give a share of the last gain, in words; units are not divided to try fewer."""
     point = curve.enough(share)
     if point is curve.points[-1]:
-        return f"{share:.0%} of the last gain from all {point.num_tokens:,} tokens only"
+        return f"{percent(share)} of the last gain from all {point.num_tokens:,} tokens only"
     if point is not curve.points[0]:
-        return f"{share:.0%} of the last gain from {point.num_tokens:,} tokens on"
+        return f"{percent(share)} of the last gain from {point.num_tokens:,} tokens on"
     fewest = f"{point.num_tokens:,} tokens, {point.num_units} {curve.unit}{'s' if point.num_units > 1 else ''}"
-    return f"{share:.0%} of the last gain already from the fewest tried on, {fewest}; perhaps from fewer"
+    return f"{percent(share)} of the last gain already from the fewest tried on, {fewest}; perhaps from fewer"
 
 
 def _ranged(metric: Metric) -> str:

@@ -1,4 +1,4 @@
-"""The cluster a plan is made for: nodes, devices a node, links."""
+"""The cluster a plan is made for: nodes, devices per node, links."""
 
 import dataclasses
 import re
@@ -43,7 +43,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """`num_nodes` nodes of `devices_per_node` devices; devices `[n*G, (n+1)*G)` are on node n (G devices a node)."""
+    """`num_nodes` nodes of `devices_per_node` devices; devices `[n*G, (n+1)*G)` are on node n (G devices per node)."""
 
     num_nodes: int
     devices_per_node: int

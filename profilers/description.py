@@ -85,7 +85,7 @@ def on_cluster(profile: Profile, cluster: str | None, links: Sequence[str] = ())
     Raises
     ------
     UsageError
-        A link is neither given nor measured: between nodes, or over so many devices a node.
+        A link is neither given nor measured: between nodes, or over so many devices per node.
     """
     if cluster is None and not links:
         return profile

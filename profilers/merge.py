@@ -55,7 +55,7 @@ def merge(first: Profile, second: Profile, *, names: tuple[str, str]) -> Merged:
 
     Notes
     -----
-    * Cluster: a profile of one node gives the devices a node, one of several nodes gives the nodes. Two of several
+    * Cluster: a profile of one node gives the devices per node, one of several nodes gives the nodes. Two of several
       nodes, or of one, must agree; a profile of one rank a node agrees with any node.
     * Links: the profile of the node gives "intra" and the other "inter", as far as they have them; else the first.
     * Series: all of both; of a key that both have, the first's.
@@ -96,7 +96,7 @@ def _cluster(first: Cluster, second: Cluster, names: tuple[str, str]) -> Cluster
     devices = {one.devices_per_node for one in whole}
     if len(devices) > 1:
         raise MismatchError(
-            f"{names[0]} has {first.devices_per_node} devices a node, {names[1]} {second.devices_per_node}; expected"
+            f"{names[0]} has {first.devices_per_node} devices per node, {names[1]} {second.devices_per_node}; expected"
             " the same, or one of several nodes measured with one rank each"
         )
     return Cluster(nodes, devices.pop())

@@ -1,6 +1,6 @@
 """The routed block's own compute: what `runtime` calls on every rank, and what the case `routed_block` measures.
 
-Legend: m tokens; K experts a token; M hidden size; P token-expert pairs; E experts; H expert FFN size.
+Legend: m tokens; K experts per token; M hidden size; P token-expert pairs; E experts; H expert FFN size.
 """
 
 from collections.abc import Callable

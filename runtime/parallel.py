@@ -151,7 +151,7 @@ def _mismatch(model: nn.Module, blocks: list[RoutedBlock], plan: Plan) -> str | 
     for layer, block in enumerate(blocks):
         for what, has, expected in (
             ("experts", block.num_experts, plan.model.num_experts),
-            ("experts a token", block.top_k, plan.model.top_k),
+            ("experts per token", block.top_k, plan.model.top_k),
             ("hidden elements", hidden_size, plan.model.hidden_size),
         ):
             if None not in (has, expected) and has != expected:

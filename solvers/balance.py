@@ -1,6 +1,6 @@
 """Balance of a placement's loads when every expert's replicas share alike.
 
-Legend: L MoE layers; E experts a layer; P slots a layer; D devices; B steps.
+Legend: L MoE layers; E experts per layer; P slots per layer; D devices; B steps.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """The pure cost formulas that search, runtime and prediction share: copies, link costs, hops kept.
 
-Legend: L MoE layers; E experts a layer; D devices; N nodes; T tokens; K experts a token.
+Legend: L MoE layers; E experts per layer; D devices; N nodes; T tokens; K experts per token.
 """
 
 from dataclasses import dataclass

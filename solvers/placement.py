@@ -2,7 +2,7 @@
 
 A whole group is in a contiguous block of slots, as routing limited to groups by their position needs.
 
-Legend: L MoE layers; E experts a layer; P physical slots a layer; D devices; S slots a device; Q groups of E / Q
+Legend: L MoE layers; E experts per layer; P physical slots per layer; D devices; S slots per device; Q groups of E / Q
 consecutive experts.
 """
 

@@ -1,6 +1,6 @@
 """Traffic through each device's port: the copies that a dispatch or a combine sends and receives, by link class.
 
-Legend: T tokens; I samples; K experts a token; B steps; D devices; C link classes, of samples both (`CLASSES`), of
+Legend: T tokens; I samples; K experts per token; B steps; D devices; C link classes, of samples both (`CLASSES`), of
 tokens those that join devices (`link_classes`).
 """
 

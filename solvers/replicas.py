@@ -1,6 +1,6 @@
 """Replica rules as lookup tables: the device of the replica that a token uses.
 
-Legend: E experts; D devices; N nodes; R most candidates; T tokens; K experts a token.
+Legend: E experts; D devices; N nodes; R most candidates; T tokens; K experts per token.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Counts of a trace for placement, in one pass: loads, transitions, co-activation.
 
-Legend: T tokens; L MoE layers; E experts; K experts a token; U units (samples, steps or blocks of rows).
+Legend: T tokens; L MoE layers; E experts; K experts per token; U units (samples, steps or blocks of rows).
 """
 
 from collections.abc import Callable, Collection

@@ -1,6 +1,6 @@
 """The locality of samples: how much each keeps to experts of its own.
 
-Legend: I samples; L MoE layers; E experts; K experts a token; J intervals of the unit.
+Legend: I samples; L MoE layers; E experts; K experts per token; J intervals of the unit.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def locality(loads_ILE: NDArray[np.int64], top_k: int, *, seed: int, draws: int 
 
         index = (H0 - H(E | S)) / (H0 - log2 K),   clipped to [0, 1]; 0 where H0 = log2 K                   (1)
 
-    K different experts a token leave H(E | S) >= log2 K. Few tokens leave little more even of a random choice: H0 has
+    K different experts per token leave H(E | S) >= log2 K. Few tokens leave little more even of a random choice: H0 has
     samples of the same lengths, which corrects both ends of the scale for it. Samples of one token tell nothing.
     """
     rng = np.random.default_rng(seed)

@@ -48,7 +48,7 @@ class ModelSpec:
 
     name: str
     layer_ids: tuple[int, ...]  #: The hidden layer of each MoE layer, ascending: `layer_ids[ordinal]`
-    #: num_experts, top_k: routed experts a layer and experts a token
+    #: num_experts, top_k: routed experts per layer and experts per token
     num_experts: int
     top_k: int
     num_hidden_layers: int | None = None

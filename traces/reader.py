@@ -1,6 +1,6 @@
 """The reader of a token trace: batches of the layers and phases asked for.
 
-Legend: T tokens; L' layers asked for; K experts a token.
+Legend: T tokens; L' layers asked for; K experts per token.
 """
 
 import os

@@ -1,6 +1,6 @@
 """The Parquet schema of a trace, its metadata, read with suspicion, a batch of it in memory, and the rules for both.
 
-Legend: T tokens; L MoE layers; K experts a token.
+Legend: T tokens; L MoE layers; K experts per token.
 """
 
 import contextlib

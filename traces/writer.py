@@ -1,6 +1,6 @@
 """The writer of a token trace: bounded memory, and whatever was flushed survives the death of the process.
 
-Legend: T tokens; L MoE layers; K experts a token; C tokens the buffer holds.
+Legend: T tokens; L MoE layers; K experts per token; C tokens the buffer holds.
 """
 
 import os

@@ -3,7 +3,7 @@
 Prices prove a bound by triples of layers: `solvers.bounds.triples` says what it is. Nothing is taken on trust but that
 these are numbers: any prices give a bound, and so do any floors, below which no group of experts is looked for.
 
-Legend: L MoE layers; E experts; J experts beside a layer, E a side; C experts a device; n groups begun.
+Legend: L MoE layers; E experts; J experts beside a layer, E a side; C experts per device; n groups begun.
 """
 
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ def proven_shares(
 
 
 def kept_by_prices(weights: Tables, table: Tables, size: int) -> float | None:
-    """No placement of `size` experts a device keeps more of W `[L-1, E, E]`; None where too many groups come close.
+    """No placement of `size` experts per device keeps more of W `[L-1, E, E]`; None where too many groups come close.
 
     Parameters
     ----------

@@ -122,5 +122,5 @@ def _check_sizes(claimed: Sequence[SizedGain], found: Sequence[SizedGain], certi
     certificate.agree("sizes of a step in the verdict", len(claimed), len(found))
     for ours, theirs in zip(claimed, found, strict=True):
         certificate.agree("tokens of a step in the verdict", ours.tokens_per_step, theirs.tokens_per_step)
-        _agree(f"gain at {ours.tokens_per_step:,.0f} tokens a step", ours.share, theirs.share, certificate)
+        _agree(f"gain at {ours.tokens_per_step:,.0f} tokens per step", ours.share, theirs.share, certificate)
     certificate.checks.append("gains by size of a step")

@@ -4,7 +4,7 @@ It gives what `planner.evaluate.replay` gives and shares no walk with it: visite
 not compared pair by pair, and replicas are looked up one expert at a time. Samples that are re-homed are counted one by
 one, once for each placement, and every journey of theirs is summed up from these counts.
 
-Legend: R rows: tokens, those of counts, or samples; L MoE layers; K experts a token; E experts; D devices; N nodes;
+Legend: R rows: tokens, those of counts, or samples; L MoE layers; K experts per token; E experts; D devices; N nodes;
 B steps; I samples; U units of a part.
 """
 

@@ -12,7 +12,7 @@ import typer
 
 from ...errors import NoBenefitError, UsageError
 from .flags import ENGINES, Json, optional
-from .screen import GIGA, byte_progress, console, print_json, progress
+from .screen import byte_progress, console, print_json, progress
 
 if TYPE_CHECKING:
     from ...runtime.checkpoints import Permuted
@@ -200,6 +200,7 @@ def _permuted(plan_path: Path, checkpoint: Path, output: Path, force: bool) -> t
     """Carry a plan into a checkpoint: what was written, and what an engine makes of it, as JSON and as lines."""
     from ...runtime.checkpoints import permute
     from ...runtime.plan import load
+    from ..figures import bytes_text
 
     plan = load(plan_path)
     if not force:
@@ -208,7 +209,7 @@ def _permuted(plan_path: Path, checkpoint: Path, output: Path, force: bool) -> t
         result = permute(plan, checkpoint, output, on_progress=update)
     notes = _notes(plan, result)
     layers = f"{result.num_experts} experts of {len(result.layers)} layers in the plan's order"
-    lines = [f"wrote     {output}    {result.num_files} files, {result.num_bytes / GIGA:.3g} GB: {layers}"]
+    lines = [f"wrote     {output}    {result.num_files} files, {bytes_text(result.num_bytes)}: {layers}"]
     lines += [*(f"note      {note}" for note in notes), f"undo      moeplan apply --undo {output} -o DIR"]
     return {"plan": str(plan_path), **asdict(result), "directory": str(result.directory), "notes": notes}, lines
 
@@ -216,6 +217,7 @@ def _permuted(plan_path: Path, checkpoint: Path, output: Path, force: bool) -> t
 def _undone(directory: Path, output: Path) -> tuple[dict[str, Any], list[str]]:
     """Give a checkpoint its first order back, and say whether it is what was permuted."""
     from ...runtime.checkpoints import undo
+    from ..figures import bytes_text
 
     with byte_progress() as update:
         result = undo(directory, output, on_progress=update)
@@ -223,7 +225,7 @@ def _undone(directory: Path, output: Path) -> tuple[dict[str, Any], list[str]]:
     if result.changed:
         names = ", ".join(result.changed[:3]) + (", ..." if len(result.changed) > 3 else "")
         note = f"{len(result.changed)} files are not what was permuted ({names}): trained or changed since"
-    wrote = f"wrote     {output}    {result.num_files} files, {result.num_bytes / GIGA:.3g} GB in their first order"
+    wrote = f"wrote     {output}    {result.num_files} files, {bytes_text(result.num_bytes)} in their first order"
     return asdict(result) | {"directory": str(result.directory)}, [wrote, f"note      {note}"]
 
 

@@ -181,7 +181,7 @@ def validate(
     engine: Annotated[str, typer.Option(help=f"Whose: {ENGINES}.")],
     hf_config: Annotated[Path, typer.Option(help="The config.json of the model that is served.")],
     ep_size: Annotated[int | None, optional("Expert-parallel devices.", min=1, max=65_536)] = None,
-    redundant: Annotated[int | None, optional("Slots a layer beyond its experts.", min=0, max=2**31 - 1)] = None,
+    redundant: Annotated[int | None, optional("Slots per layer beyond its experts.", min=0, max=2**31 - 1)] = None,
     as_json: Json = False,
 ) -> None:
     """Check anybody's placement file before an engine meets it; stricter than the engines are.

@@ -2,7 +2,7 @@
 
 Every run is held against a single process, and against what a replay of the text's routing predicts.
 
-Legend: B a rank's samples; I samples; S positions; V vocabulary; L MoE layers; T tokens; K experts a token; D ranks;
+Legend: B a rank's samples; I samples; S positions; V vocabulary; L MoE layers; T tokens; K experts per token; D ranks;
 R repeats.
 """
 

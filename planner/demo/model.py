@@ -3,7 +3,7 @@
 Its parts work on flat lists of tokens, none included, so that a rank may hold tokens of several samples, some of the
 experts, and keys and values that other ranks made. The modules that route are named `layers.{i}.moe.router`.
 
-Legend: B samples; S positions; T tokens; L layers; M hidden size; H expert FFN size; E experts; K experts a token;
+Legend: B samples; S positions; T tokens; L layers; M hidden size; H expert FFN size; E experts; K experts per token;
 V vocabulary; A query heads; G key-value heads; C elements of a head.
 """
 

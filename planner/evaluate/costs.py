@@ -1,6 +1,6 @@
 """The cost model: the curves by which a model's parts are timed on a cluster, and where each comes from.
 
-Legend: N nodes; G devices a node; P ranks of a collective.
+Legend: N nodes; G devices per node; P ranks of a collective.
 """
 
 from collections.abc import Mapping, Sequence

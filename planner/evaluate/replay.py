@@ -4,7 +4,7 @@ Tokens are walked through the layers. Samples that are re-homed are counted once
 of theirs is summed from these counts (`traffic`). Of loads alone, the loads of devices follow (`Tally.of_loads`).
 `planner.certify.naive` recounts the same token by token.
 
-Legend: T tokens; L MoE layers; K experts a token; B steps; E experts; D devices.
+Legend: T tokens; L MoE layers; K experts per token; B steps; E experts; D devices.
 """
 
 from collections import defaultdict

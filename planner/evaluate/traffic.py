@@ -1,6 +1,6 @@
 """Traffic of every sample: to each expert, and under a placement to each device and node.
 
-Legend: I samples of the index; T tokens; L MoE layers; E experts; K experts a token; B steps; D devices; N nodes.
+Legend: I samples of the index; T tokens; L MoE layers; E experts; K experts per token; B steps; D devices; N nodes.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

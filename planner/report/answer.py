@@ -12,7 +12,19 @@ from ..evaluate.journey import TODAY
 from ..evaluate.metrics import ATTENTION, BALANCE, COMBINE, DISPATCH, EXPERTS, KV, METRICS
 from ..evaluate.price import STEP
 from ..evaluate.step_size import StepSize, Use
-from ..figures import TimeUnit, contender_table, find, headlines, legend, megabytes, shown, value, worded
+from ..figures import (
+    TimeUnit,
+    bytes_text,
+    change_text,
+    contender_table,
+    find,
+    headlines,
+    legend,
+    percent,
+    shown,
+    value,
+    worded,
+)
 from ..options import EvaluationOptions, SecondsOptions
 from ..strategies.strategy import Strategy
 
@@ -44,13 +56,8 @@ def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
     noun = spec.noun if verdict.metric != STEP else "of the step" if ATTENTION in theirs.metrics else "of the MoE step"
     interval = "no interval"
     if share.low is not None and share.high is not None:
-        interval = f"95 %: {_change(share.high)} to {_change(share.low)} %"
-    return f"{_change(share.value)} % {noun} ({figures}; {interval})"
-
-
-def _change(share: float) -> str:
-    """A gain as a change in percent: what is saved is negative."""
-    return f"{-100 * share:+z.1f}" if share else "0"
+        interval = f"95 %: {change_text(share.high, share.low)}"
+    return f"{change_text(share.value)} {noun} ({figures}; {interval})"
 
 
 def answer(plan: Plan) -> str:
@@ -79,8 +86,8 @@ def step_words(size: StepSize | None, use: Use | None, part: Part) -> str:
     if size is None:
         return f"recorded steps of {tokens}"
     if size.unit == "sequences":
-        return f"decode, {size.number:,} concurrent sequences: {tokens} a step"
-    what = f"{tokens} a step" if size.unit == "tokens" else f"{size.number:,} samples a step ({tokens})"
+        return f"decode, {size.number:,} concurrent sequences: {tokens} per step"
+    what = f"{tokens} per step" if size.unit == "tokens" else f"{size.number:,} samples per step ({tokens})"
     return f"{use}, {what}" if use else what
 
 
@@ -92,9 +99,9 @@ def _memory(plan: Plan) -> str:
     extra = placement.num_slots - placement.num_experts
     replicas = f"; {extra} replica{'s' * (extra > 1)} per layer: "
     if (each := plan.model.expert_bytes) is None:
-        return f"{replicas}{extra / placement.num_experts:+.0%} expert memory"
+        return f"{replicas}+{percent(extra / placement.num_experts)} expert memory"
     most = placement.slots.max() - placement.num_experts / (placement.slots > 0).sum()
-    return f"{replicas}{most * placement.num_layers * each / 1e9:+.2g} GB a device"
+    return f"{replicas}+{bytes_text(most * placement.num_layers * each)} per device"
 
 
 def by_size(verdict: Verdict, part: Part) -> Iterator[str]:
@@ -102,7 +109,7 @@ def by_size(verdict: Verdict, part: Part) -> Iterator[str]:
     if len(verdict.sizes) < 2:
         return
     sizes = [(one, " (scaled up)" if one.tokens_per_step > part.num_tokens else "") for one in verdict.sizes]
-    listed = ", ".join(f"{_change(one.share.value)} % at {one.tokens_per_step:,.0f}{how}" for one, how in sizes)
+    listed = ", ".join(f"{change_text(one.share.value)} at {one.tokens_per_step:,.0f}{how}" for one, how in sizes)
     yield f"by tokens per step: {listed}{_turn(verdict)}"
 
 
@@ -128,7 +135,7 @@ def short_of(verdict: Verdict) -> str:
     """Threshold that a positive gain must reach to pay, in words. Empty where there is none."""
     if not verdict.at_least or verdict.gain.value <= 0:
         return ""
-    return f"; moving samples pays where the gain is surely above {verdict.at_least:.0%}"
+    return f"; moving samples pays where the gain is surely above {percent(verdict.at_least)}"
 
 
 def remarks(plan: Plan, part: Part, strategies: Sequence[Strategy]) -> Iterator[str]:
@@ -165,7 +172,7 @@ def copies_remarks(verdict: Verdict, ours: Contender, base: Contender) -> Iterat
     if summed[0] > summed[1] * (1 + LITTLE):
         yield (
             "fewer copies, but more bytes in total: gathering K and V costs more than the copies save"
-            f" ({megabytes(summed[0])} MB per step against {megabytes(summed[1])})"
+            f" ({bytes_text(summed[0])} per step against {bytes_text(summed[1])})"
         )
 
 
@@ -236,7 +243,7 @@ def _untimed(plan: Plan, ours: Contender, base: Contender) -> Iterator[str]:
     if abs(less) >= LITTLE:
         yield (
             f"balance {mine.value:.2f} against {theirs.value:.2f}: the busiest device's experts take about"
-            f" {abs(less):.0%} {'less' if less >= 0 else 'more'} time"
+            f" {percent(abs(less))} {'less' if less >= 0 else 'more'} time"
         )
     cluster = f" --cluster {plan.cluster} --link inter=GBps:us" if plan.cluster.num_nodes > 1 else ""
     yield f"for seconds of a step: moeplan profile, or moeplan profile --preset h200_sxm{cluster}"
@@ -247,7 +254,7 @@ def _trust(plan: Plan, part: Part) -> Iterator[str]:
     if "seconds" not in plan.options or plan.verdict is None:
         return
     options = SecondsOptions.of(plan)
-    if stretched := ", ".join(f"{name} {share:.0%}" for name, share in options.extrapolated.items()):
+    if stretched := ", ".join(f"{name} {percent(share)}" for name, share in options.extrapolated.items()):
         yield f"beyond the sizes measured, share of layers: {stretched}; profile larger sizes"
     if options.other_dtype:
         yield f"{' and '.join(options.other_dtype)} as measured in another dtype than the model's"

@@ -15,7 +15,7 @@ from ...errors import printable
 from ..compare import Comparison
 from ..document import Section, Text, drawn, to_console, write_page
 from ..evaluate.metrics import METRICS
-from ..figures import find, megabytes, worded
+from ..figures import bytes_text, find, worded
 from .answer import copies_remarks, gain_words, judged_sections, scaled_up, short_of, step_words
 
 RULES = {  # what engines do
@@ -71,7 +71,7 @@ def write_matrices(comparison: Comparison, path: Path) -> None:
     """Write the matrices of a comparison as a page, all in one colour scale; errors as in `write_page`."""
     scale, unit = (1.0, "copies") if comparison.copy_bytes is None else (comparison.copy_bytes / 1e6, "MB")
     shown = {label: copies_DD * scale for label, copies_DD in comparison.between.items()}
-    heat: dict[str, Any] = {"type": "heatmap", "colorscale": "Blues", "colorbar": {"title": f"{unit} a step"}}
+    heat: dict[str, Any] = {"type": "heatmap", "colorscale": "Blues", "colorbar": {"title": f"{unit} per step"}}
     heat |= {"zmin": 0.0, "zmax": max((float(one_DD.max()) for one_DD in shown.values()), default=0.0)}
     layout = {"xaxis": {"title": "to device"}, "yaxis": {"title": "from device", "autorange": "reversed"}}
     node_D, sections = np.arange(comparison.cluster.num_devices) // comparison.cluster.devices_per_node, []
@@ -79,11 +79,13 @@ def write_matrices(comparison: Comparison, path: Path) -> None:
         far = float(between_DD[node_D[:, None] != node_D].sum())
         source, target = np.unravel_index(int(between_DD.argmax()), between_DD.shape)
         totals = (
-            f"{between_DD.sum():.4g} {unit} a step, {far:.4g} of them between nodes; most from {source} to {target}:"
+            f"{between_DD.sum():.4g} {unit} per step, {far:.4g} of them between nodes; most from {source} to {target}:"
             f" {between_DD.max():.4g}."
         )
         sections.append(drawn(worded(label), totals, {"data": [heat | {"z": between_DD}], "layout": layout}))
-    text = f"{unit} a step from device to device, dispatch and combine of all MoE layers; {comparison.cluster}, mean of"
+    text = (
+        f"{unit} per step from device to device, dispatch and combine of all MoE layers; {comparison.cluster}, mean of"
+    )
     write_page(path, "What goes between devices", f"{text} {comparison.part.num_steps} step(s).", sections)
 
 
@@ -129,6 +131,6 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
         if one.against_first is not None:
             words = f"{printable(one.path)}: {gain_words(one.against_first, part, of=one.label)}"
             if (moves := one.moves) is not None:
-                size = "" if moves.num_bytes is None else f" ({megabytes(moves.num_bytes)} MB)"
+                size = "" if moves.num_bytes is None else f" ({bytes_text(moves.num_bytes)})"
                 words += f"; to get there {moves.experts:,} of {moves.held:,} experts move{size}"
             yield words

@@ -24,7 +24,7 @@ from .answer import answer, judged_sections, remarks
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SECONDS = [spec.name for spec in METRICS.values() if spec.unit == "seconds"]
-# Words and format of an objective's figures, "s" for seconds; others go by their names.
+# Words and format of an objective's figures, "s" for seconds, "%" for shares; others go by their names.
 OBJECTIVES = {
     "link_cost": ("a re-homing costs, in copies inside a node,", ",.1f"),
     "exchange_s": ("the exchanges of a layer take", "s"),
@@ -32,13 +32,13 @@ OBJECTIVES = {
     "moe_s": ("MoE layers take, per step,", "s"),
     "balance": ("busiest device over the mean, all fitted loads together,", ".4f"),
     "step_balance": ("busiest device over the mean, mean over the fitted steps,", ".4f"),
-    "hops_kept": ("hops kept", ".1%"),
+    "hops_kept": ("hops kept", "%"),
     "hop_cost": ("a transition costs, in hops inside a node,", ".3f"),
-    "affinity_kept": ("pairs of a token's experts kept on one device", ".1%"),
+    "affinity_kept": ("pairs of a token's experts kept on one device", "%"),
     "affinity_cost": ("a pair of a token's experts is apart, in hops inside a node,", ".3f"),
-    "expected_affinity_kept": ("pairs of a token's experts kept on one device, counting replicas,", ".1%"),
+    "expected_affinity_kept": ("pairs of a token's experts kept on one device, counting replicas,", "%"),
     "expected_affinity_cost": ("a pair is apart, counting replicas, in hops inside a node,", ".3f"),
-    "expected_hops_kept": ("hops kept, as expected with replicas,", ".1%"),
+    "expected_hops_kept": ("hops kept, as expected with replicas,", "%"),
     "expected_hop_cost": ("a transition costs, as expected with replicas, in hops inside a node,", ".3f"),
 }
 
@@ -134,18 +134,20 @@ def _objective(outcome: Outcome) -> str:
     name = outcome.objective.name
     words, form = OBJECTIVES.get(name, (name, ".3f"))
     if name.startswith("step_balance_p"):
-        percent = name.removeprefix("step_balance_p")
-        words, form = f"busiest device over the mean, {percent} % of the fitted steps within,", ".4f"
+        quantile = name.removeprefix("step_balance_p")
+        words, form = f"busiest device over the mean, {quantile} % of the fitted steps within,", ".4f"
     timed = TimeUnit.up_to(max(outcome.objective.value, outcome.bound or 0.0)) if form == "s" else None
 
     def shown(number: float) -> str:
+        if form == "%":
+            return percent(number, 1)
         return f"{timed.text(number)} {timed.name}" if timed else f"{number:{form}}"
 
     reached = f"{words} {shown(outcome.objective.value)}"
     if outcome.bound is None or outcome.gap is None:
         return f"{reached} (no bound)"
     limit = "at most" if outcome.objective.sense == "max" else "at least"
-    return f"{reached} of {limit} {shown(outcome.bound)} ({outcome.bound_kind} bound, gap {outcome.gap:.1%})"
+    return f"{reached} of {limit} {shown(outcome.bound)} ({outcome.bound_kind} bound, gap {percent(outcome.gap, 1)})"
 
 
 def _placement_picture(placement: Placement, width: int) -> Iterator[str]:

@@ -13,6 +13,7 @@ from ...profilers.predictor import ANY_BYTES, predicted
 from ...profilers.presets import PRESETS, load_preset
 from ...profilers.profile import Profile
 from ...profilers.series import Series, series_key
+from ..figures import percent
 
 
 def profile_report(profile: Profile, path: Path, console: Console) -> None:
@@ -157,7 +158,7 @@ def _fitted(series: Series, missing: int) -> tuple[str, str]:
     if kind == "roofline":
         return kind, "not measured"
     held_out = fit.held_out.get(fit.model.kind)
-    return kind, f"{held_out.median_error:.0%}, {held_out.worst_error:.0%}" if held_out else "untried"
+    return kind, f"{percent(held_out.median_error)}, {percent(held_out.worst_error)}" if held_out else "untried"
 
 
 def time_text(seconds: float) -> str:

@@ -23,6 +23,7 @@ from ...profilers.profile import Profile
 from ...profilers.series import Series
 from ...solvers.arrays import Floats
 from ..document import Section, drawn, write_page
+from ..figures import percent
 from .profile import time_text
 
 CURVE_POINTS = 160
@@ -128,7 +129,7 @@ def _section(series: Series, fit: Fit) -> Section:
     along = slice_of(series, fit)
     curve, held, at = along.curve, np.isfinite(along.error), along.curve_at
     around, band = np.concatenate([at, at[::-1]]), np.concatenate([curve.low, curve.high[::-1]])
-    off = [f"off by {error:.1%}" for error in along.error[held]]
+    off = [f"off by {percent(error, 1)}" for error in along.error[held]]
     lines = [
         _line(1, around, band, fill="toself", fillcolor=BAND, line={"width": 0}, hoverinfo="skip"),
         _line(1, at, curve.seconds, **FIT),
@@ -169,7 +170,7 @@ def _words(fit: Fit, along: Slice) -> list[str]:
     words = ["roofline, not measured" if fit.model.kind == "roofline" else f"fit: {fit.model.kind}"]
     held = fit.held_out.get(fit.model.kind)
     if held is not None:
-        errors = f"median {held.median_error:.1%}, worst {held.worst_error:.1%}"
+        errors = f"median {percent(held.median_error, 1)}, worst {percent(held.worst_error, 1)}"
         words.append(f"off by {errors} on {held.num_sizes} sizes held out; interval: {held.interval}")
     if along.fixed:
         words.append("at " + ", ".join(f"{name} {value:,}" for name, value in along.fixed.items()))

@@ -18,6 +18,7 @@ from ...traces.information import Information
 from ...traces.reader import Trace
 from ...traces.statistics import Statistics
 from ..document import Section, drawn, write_page
+from ..figures import percent
 
 BAR = 10
 MAX_CELLS = 400_000  # of the maps of all layers together: about 2 MB of the page
@@ -88,7 +89,8 @@ def _contents(trace: Trace | CountTrace, statistics: Statistics) -> Iterator[str
         yield f"{name:<9} {'not recorded' if number is None else f'{number:,}'}"
     if tokens is not None:
         yield f"weights   {'recorded' if trace.has_weights else 'not recorded'}"
-        yield f"cells     {tokens.cells:,}, {tokens.not_routed:,} not routed ({tokens.not_routed / tokens.cells:.1%})"
+        share = percent(tokens.not_routed / tokens.cells, 1)
+        yield f"cells     {tokens.cells:,}, {tokens.not_routed:,} not routed ({share})"
     if trace.unfinished:
         yield f"skipped   {len(trace.unfinished)} unfinished part(s): {', '.join(trace.unfinished)}"
 
@@ -105,7 +107,10 @@ def _picture(statistics: Statistics, layer_ids: Sequence[int]) -> list[str]:
     columns.append([f"  {'load max/mean':<{BAR + 6}}", *(f"  {bar}" for bar in bars)])
     if tokens:
         pairs = zip(tokens.affinity, tokens.chance, tokens.information.bits, tokens.information.shuffled, strict=True)
-        known = ["  {:10.0%} {:9.0%}  {:6.3f} {:9.3f}".format(*figures) for figures in pairs]
+        known = [
+            f"  {percent(known):>10} {percent(chance):>9}  {bits:6.3f} {shuffled:9.3f}"
+            for known, chance, bits, shuffled in pairs
+        ]
         columns.append(["  next known  (chance)    bits  (chance)", *known, " " * 40])  # the last layer has no next
         legend.append("next known: tokens whose next first choice is the likeliest, given this one")
         legend.append(f"bits: mutual information of the two; chance: tokens shuffled, seed {statistics.seed}")

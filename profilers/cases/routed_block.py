@@ -1,6 +1,6 @@
 """The compute of a routed block as `runtime` runs it, every rank at the same time.
 
-Legend: T token-expert pairs of the busiest rank; P of this rank; E experts of a rank; K experts a token; M hidden size;
+Legend: T token-expert pairs of the busiest rank, P of this one; E experts of a rank, K per token; M hidden size;
 H expert FFN size.
 """
 

@@ -1,6 +1,6 @@
 """The exchanges of a routed block as `runtime` makes them: a dispatch of token copies and the combine of their results.
 
-Legend: D ranks; T tokens of a rank; n copies that a rank sends; m that it receives; K experts a token; M hidden size.
+Legend: D ranks; T tokens of a rank; n copies that a rank sends; m that it receives; K experts per token; M hidden size.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """The gate of an MoE layer, every rank at the same time.
 
-Legend: T tokens; M hidden size; E experts of the model; K experts a token.
+Legend: T tokens; M hidden size; E experts of the model; K experts per token.
 """
 
 from collections.abc import Sequence

@@ -5,7 +5,7 @@ part, the block is the module that holds a layer's router and experts, "mlp" in 
 
 A header is read again whenever it is needed: those of a large checkpoint together would take hundreds of megabytes.
 
-Legend: E experts a layer.
+Legend: E experts per layer.
 """
 
 import re

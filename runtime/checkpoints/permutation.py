@@ -1,6 +1,6 @@
 """The order of the experts of every MoE layer: from a plan, reversed, and as a permuted checkpoint records it.
 
-Legend: E experts a layer.
+Legend: E experts per layer.
 """
 
 import json
@@ -66,8 +66,8 @@ def permutation_of(plan: Plan, model: ModelSpec) -> Permutation:
         raise UsageError("the plan decides no placement; expected one: moeplan solve --strategy exflow or eplb")
     if placement.has_replicas:
         raise UsageError(
-            f"the plan has {placement.num_slots} slots a layer for {placement.num_experts} experts; a checkpoint holds"
-            f" every expert once: re-run moeplan solve without --redundant and --slots, for devices that divide"
+            f"the plan has {placement.num_slots} slots per layer for {placement.num_experts} experts; a checkpoint"
+            f" holds every expert once: re-run moeplan solve without --redundant and --slots, for devices that divide"
             f" {placement.num_experts}"
         )
     if len(set(placement.slots.tolist())) > 1:
@@ -77,7 +77,7 @@ def permutation_of(plan: Plan, model: ModelSpec) -> Permutation:
         )
     if plan.model.num_experts != model.num_experts:
         raise MismatchError(
-            f"the plan is of {plan.model.num_experts} experts a layer, the checkpoint has {model.num_experts};"
+            f"the plan is of {plan.model.num_experts} experts per layer, the checkpoint has {model.num_experts};"
             " expected the model that the plan's trace was recorded of"
         )
     limited = next((spec for spec in (model, plan.model) if spec.top_k_groups and spec.num_expert_groups), None)

@@ -3,7 +3,7 @@
 A new file is a head of its own, then runs of the old one's bytes: a whole stretch where nothing moves, one expert's
 rows where experts do. Names of experts in the configuration, which tells what stays unquantised, change with them.
 
-Legend: E experts a layer.
+Legend: E experts per layer.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Ways of tokens between attentions, which say whose keys and values a rank holds.
 
 Legend: B samples of this rank; G tokens of all ranks, numbered by rank, then sample, then position; T tokens that this
-rank holds, their numbers ascending; K experts a token; M hidden size; n rows.
+rank holds, their numbers ascending; K experts per token; M hidden size; n rows.
 """
 
 from dataclasses import dataclass, field

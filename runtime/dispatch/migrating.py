@@ -1,7 +1,7 @@
 """Migrating dispatch (NetMoE): a layer's combine delivers every sample to the rank that runs its next attention.
 
 Legend: B samples that started on this rank; S positions, padding included; I samples of all ranks; C samples now here,
-ascending; T tokens now here, by sample, then position; K experts a token; M hidden size; D devices; E experts;
+ascending; T tokens now here, by sample, then position; K experts per token; M hidden size; D devices; E experts;
 V vocabulary.
 """
 

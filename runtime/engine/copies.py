@@ -3,7 +3,7 @@
 `select` sends one to each distinct device among a token's experts; `select_buffers` fills a buffer of fixed capacity
 for every slot, a row an expert that a token chose.
 
-Legend: T tokens; K experts a token; D devices; P pieces; S slots of all devices; C rows of a buffer; n copies; G tags;
+Legend: T tokens; K experts per token; D devices; P pieces; S slots of all; C rows of a buffer; n copies; G tags;
 E experts; M hidden size.
 """
 

@@ -1,6 +1,6 @@
 """The expert-parallel routed block: this rank's experts of one layer, and the trips of tokens to all of them.
 
-Legend: T tokens; K experts a token; M hidden size; E experts; n rows that arrive; m copies received; S slots.
+Legend: T tokens; K experts per token; M hidden size; E experts; n rows that arrive; m copies received; S slots.
 """
 
 import weakref

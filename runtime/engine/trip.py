@@ -4,7 +4,7 @@ All chunks are sent before the first is waited for, and each one's partial sums 
 exchanges and experts overlap (PipeMoE). The backward pass does the same the other way with chunks of its own: the
 forward records a graph for every piece, and a backward chunk takes some pieces.
 
-Legend: T tokens; n copies sent; m copies received; K experts a token; G tags; M hidden size; P pieces; D devices.
+Legend: T tokens; n copies sent; m copies received; K experts per token; G tags; M hidden size; P pieces; D devices.
 """
 
 from collections.abc import Callable, Sequence

@@ -95,19 +95,19 @@ def shown(value: Any) -> str:
 
 
 def _of_slots(num_slots: int, expected: Expected) -> Iterator[str]:
-    """Faults of P slots a layer."""
+    """Faults of P slots per layer."""
     num_experts, num_devices = expected.model.num_experts, expected.num_devices
     if expected.redundant is not None and num_slots != num_experts + expected.redundant:
         yield (
-            f"{num_slots} slots a layer; expected {num_experts + expected.redundant}: {num_experts} experts and"
+            f"{num_slots} slots per layer; expected {num_experts + expected.redundant}: {num_experts} experts and"
             f" {expected.redundant} redundant"
         )
     if num_slots < num_experts:
-        yield f"{num_slots} slots a layer for {num_experts} experts; every expert needs one"
+        yield f"{num_slots} slots per layer for {num_experts} experts; every expert needs one"
     if num_devices is not None and num_slots % num_devices:
-        yield f"{num_slots} slots a layer do not divide by {num_devices} devices"
+        yield f"{num_slots} slots per layer do not divide by {num_devices} devices"
     if num_devices is not None and num_slots > num_experts * num_devices:
-        yield f"{num_slots} slots a layer on {num_devices} devices; some hold an expert twice, whichever way"
+        yield f"{num_slots} slots per layer on {num_devices} devices; some hold an expert twice, whichever way"
 
 
 def _of_row(name: str, row: Any, expected: Expected, width: int) -> Iterator[str]:

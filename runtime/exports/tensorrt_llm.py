@@ -76,7 +76,7 @@ class TensorRTLLM:
             yield f"layer_updates_per_iter {shown(updates)}; expected 0, else the engine moves experts off the plan"
         num_slots, rows = value.get("num_slots"), value.get("initial_global_assignments")
         if type(num_slots) is not int or not 1 <= num_slots <= MAX_SIZE:
-            yield f"num_slots {shown(num_slots)}; expected a number of slots a layer"
+            yield f"num_slots {shown(num_slots)}; expected a number of slots per layer"
         elif not isinstance(rows, dict):
             yield f"initial_global_assignments is {shown(rows)}; expected an object of rows by hidden layer"
         else:

@@ -2,7 +2,7 @@
 
 It holds no weights: every call goes to the model's own modules, whatever has replaced their experts by then.
 
-Legend: T tokens; M hidden size; A query heads; G key-value heads; C elements of a head; K experts a token; B samples;
+Legend: T tokens; M hidden size; A query heads; G key-value heads; C elements of a head; K experts per token; B samples;
 S positions; V vocabulary.
 """
 

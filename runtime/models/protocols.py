@@ -1,6 +1,6 @@
 """The shape of a model that `parallelize` takes, as protocols: attention in two halves, then routed experts.
 
-Legend: B samples; S positions; T tokens; K experts a token; E experts; M hidden size; H expert FFN size; V vocabulary.
+Legend: B samples; S positions; T tokens; E experts, K per token; M hidden size; H expert FFN size; V vocabulary.
 Everything must also take zero tokens: a rank may hold none.
 """
 

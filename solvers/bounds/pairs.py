@@ -1,6 +1,6 @@
 """Upper bounds on the transitions that any placement keeps on a device (or node), layer pair by layer pair.
 
-Legend: L MoE layers; E experts a layer; D devices (or nodes), S slots of each.
+Legend: L MoE layers; E experts per layer; D devices (or nodes), S slots of each.
 """
 
 import time

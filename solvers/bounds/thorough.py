@@ -2,7 +2,7 @@
 
 Bounds take a search; between two of them the steps go by estimates, the more the longer the searches take.
 
-Legend: L MoE layers; E experts a layer; D devices (or nodes), S slots of each.
+Legend: L MoE layers; E experts per layer; D devices (or nodes), S slots of each.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The Lagrangian relaxation of a placement into triples of layers.
 
-Legend: L MoE layers; E experts a layer; J experts beside a layer, E a side; C experts a device, D = E / C devices.
+Legend: L MoE layers; E experts per layer; J experts beside a layer, E a side; C experts per device, D = E / C devices.
 
 A middle layer m and the layers beside it make a triple, and a column is what one device holds of them: groups S, T, U
 of C experts of the layers m-1, m, m+1. With W the transitions, shared out between the two triples that count a pair,
@@ -89,7 +89,7 @@ class _Best(NamedTuple):
 
 
 class Triples:
-    """The relaxation of `weights` W `[L-1, E, E]`, L > 1, with `size` C experts a device.
+    """The relaxation of `weights` W `[L-1, E, E]`, L > 1, with `size` C experts per device.
 
     There are `count` triples. Holds the best groups found for each middle expert: the next evaluation starts there.
     """

@@ -1,6 +1,6 @@
 """Layers to be balanced: placed as published, then refined for their loads and for their steps; groups kept whole.
 
-Legend: B steps; L MoE layers; E experts a layer; D devices; N nodes; Q groups.
+Legend: B steps; L MoE layers; E experts per layer; D devices; N nodes; Q groups.
 """
 
 from dataclasses import dataclass, replace

@@ -1,7 +1,7 @@
 """The published EPLB algorithm, all rows abreast, repaired or raw (DeepSeek), and the node that each group lives on.
 
-Legend: R rows of e experts and p slots on G devices; L MoE layers; E experts a layer; P slots of D devices; N nodes of
-G devices; Q groups.
+Legend: R rows of e experts and p slots on G devices; L MoE layers; E experts per layer; P slots of D devices; N nodes
+of G devices; Q groups.
 """
 
 from collections.abc import Iterator, Sequence

@@ -2,7 +2,7 @@
 
 And the slots that a problem may use, and experts pinned: those that a device must hold, in every layer.
 
-Legend: L MoE layers; E experts a layer; D devices; N nodes (1 in the global form); Q groups; R rows of e = E / N
+Legend: L MoE layers; E experts per layer; D devices; N nodes (1 in the global form); Q groups; R rows of e = E / N
 experts and p slots on G = D / N devices.
 """
 

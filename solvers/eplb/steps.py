@@ -1,6 +1,6 @@
 """Placements refined for steps: what is waited for is the busiest device of each, not of their mean.
 
-Legend: B steps; L MoE layers; E experts a layer; P slots on D devices; N nodes.
+Legend: B steps; L MoE layers; E experts per layer; P slots on D devices; N nodes.
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """EPLB: replicas for the busiest experts, packed evenly (DeepSeek's published algorithm, and refined).
 
-Legend: B steps; L MoE layers; E experts a layer; P slots a layer; D devices, S slots of each; N nodes; Q groups.
+Legend: B steps; L MoE layers; E experts per layer; P slots per layer; D devices, S slots of each; N nodes; Q groups.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """The bounds on a goal, of devices and of nodes: simple ones before a search, thorough ones after it, with their proof.
 
-Legend: L MoE layers; E experts a layer; D devices, S slots of each; N nodes.
+Legend: L MoE layers; E experts per layer; D devices, S slots of each; N nodes.
 """
 
 from collections.abc import Callable, Mapping

@@ -2,7 +2,7 @@
 
 Work makes runs repeatable, and time caps them. Work is in nanoseconds of a core of 2024, the same on every machine.
 
-Legend: L MoE layers; E experts a layer; D devices.
+Legend: L MoE layers; E experts per layer; D devices.
 """
 
 import math
@@ -29,8 +29,8 @@ CALL = 6_000  # a call of the assignment solver
 PER_CELL, PER_CELL_PLACE = 15, 1 / 40  # and each cell of its matrix, and each cell and place
 PER_TRANSITION = 4  # a weight that is added to others
 COLD = 0.5  # in units of an expert's weights: what they decide is decided there
-FEW = 4  # experts a device, up to which that is so; of more, a device's pull is a sum of more weights
-HOTTER, COLDER = 2 / 3, 1 / 2  # powers of the experts a device over FEW by which either end is hotter
+FEW = 4  # experts per device, up to which that is so; of more, a device's pull is a sum of more weights
+HOTTER, COLDER = 2 / 3, 1 / 2  # powers of the experts per device over FEW by which either end is hotter
 STEPS = 256  # of the ladder
 MARGIN = 1e-3  # of the ladder at either end, so that units alike but for rounding have steps between them
 LEAST = 1e-6  # of the largest unit: experts below have next to no weight

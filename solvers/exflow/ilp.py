@@ -2,7 +2,7 @@
 
 CP-SAT leaves signals to Python: its own handler would stay away for good, so that the next Ctrl-C kills.
 
-Legend: L MoE layers; E experts a layer; D devices, S slots of each; N nodes of G devices.
+Legend: L MoE layers; E experts per layer; D devices, S slots of each; N nodes of G devices.
 """
 
 import time

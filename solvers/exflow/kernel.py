@@ -16,7 +16,7 @@ from ..draws import below, unit
 from .messages import Deals, best_over, draw, sum_over
 from .state import Pulls, State, swap
 
-TOURNAMENT = 2  # candidates a pick, times experts a device over those picked
+TOURNAMENT = 2  # candidates a pick, times experts per device over those picked
 
 
 @compiled

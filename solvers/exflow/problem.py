@@ -1,6 +1,6 @@
 """The inputs of a solve, checked, and the goal, programme and terms they make.
 
-Legend: L MoE layers; E experts a layer; N nodes of G devices, D in all, S slots of each.
+Legend: L MoE layers; E experts per layer; N nodes of G devices, D in all, S slots of each.
 """
 
 from collections.abc import Mapping, Sequence

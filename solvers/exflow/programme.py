@@ -1,6 +1,6 @@
 """The placement programme: which device each expert of each layer lives on, so that most affinity stays near.
 
-Legend: L MoE layers; E experts a layer (layers of a sub-programme may differ); D devices; P places, S of each device.
+Legend: L MoE layers; E experts per layer (layers of a sub-programme may differ); D devices; P places, S of each device.
 """
 
 from collections.abc import Callable, Sequence

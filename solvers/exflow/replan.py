@@ -1,6 +1,6 @@
 """Re-planning: the placement that is worth most when every expert that moves has its price.
 
-Legend: L MoE layers; E experts a layer; D devices.
+Legend: L MoE layers; E experts per layer; D devices.
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
 In an annealing every slot is an expert of its own, and those of one expert are on different devices.
 
-Legend: L MoE layers; E experts a layer; P slots a layer; D devices, S slots of each.
+Legend: L MoE layers; E experts per layer; P slots per layer; D devices, S slots of each.
 """
 
 import itertools

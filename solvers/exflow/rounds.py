@@ -37,7 +37,7 @@ REHEAT_GROWTH, LITTLE = 1.3, 1e-4  # after a reheat without a relative gain wort
 REHEATS_TO = 0.5  # of the work of its fresh start, where a round ends
 PATIENCE = 4  # rounds without gain end a search
 CHUNK, CHUNKS = 3e7, 16  # work between looks at the clock, at most; chunks that a cooling has at least
-POLISHED = 12  # experts a device: of more, block moves deal so few at once that sweeps gain what they leave
+POLISHED = 12  # experts per device: of more, block moves deal so few at once that sweeps gain what they leave
 MOST_RECOMBINED = 128  # devices; beyond, renaming takes longer than it is worth
 
 

@@ -1,6 +1,6 @@
 """The ExFlow strategy: transitions in, placement and proven bound out.
 
-Legend: L MoE layers; E experts a layer; D devices, S slots of each; N nodes.
+Legend: L MoE layers; E experts per layer; D devices, S slots of each; N nodes.
 
 On one node the objective is `hops_kept`, the share of transitions that stay on their device (max); on several
 `hop_cost`, the mean cost of a transition in hops inside a node (min). With replicas both are expectations

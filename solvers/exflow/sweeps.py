@@ -2,7 +2,7 @@
 
 With one expert a device and one level of links the chain is optimal: relabelling makes layer pairs independent.
 
-Legend: E experts a layer; D devices; N nodes of G devices.
+Legend: E experts per layer; D devices; N nodes of G devices.
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """Placements whose expert groups stay whole: groups placed as if they were experts, then experts inside their group.
 
-Legend: L MoE layers; E experts a layer; Q groups of g = E / Q; D devices; a block is the devices that a group fills.
+Legend: L MoE layers; E experts per layer; Q groups of g = E / Q; D devices; a block is the devices that a group fills.
 """
 
 from collections.abc import Callable

@@ -69,7 +69,7 @@ def refine(traffic: Traffic, device_of_sample: Ints, capacity: Ints, channels: C
     device_of_sample
         Where to start, `[I]`.
     capacity
-        The most samples a device takes, `[D]`.
+        The most samples per device takes, `[D]`.
     """
     from .swaps import swap
 

@@ -30,7 +30,7 @@ def least_time(traffic: Traffic, capacity: Ints, channels: Channels) -> PortBoun
     Parameters
     ----------
     capacity
-        The most samples a device takes, `[D]`.
+        The most samples per device takes, `[D]`.
 
     Notes
     -----

@@ -1,6 +1,6 @@
 """The NetMoE strategy: counts of samples in, their homes and a proven bound out.
 
-Legend: I samples; D devices; N nodes; G devices a node; E experts.
+Legend: I samples; D devices; N nodes; G devices per node; E experts.
 
 The objective "sum" is `link_cost`: copies that leave their device, those between nodes counted `cost.inter_ratio`
 times. Two stages, each an exact transportation problem, make its first part, the copies between nodes, as few as any
@@ -36,7 +36,7 @@ def two_stages(units: Ints, capacity: Ints, devices_per_node: int, method: Metho
     units
         `Traffic.units`, `[I, D]`.
     capacity
-        The most samples a device takes, `[D]`.
+        The most samples per device takes, `[D]`.
     method
         Of `assignment.balanced_assignment`.
 
@@ -114,7 +114,7 @@ def solve(
         Integers `[E]`, or with replicas the share of an expert's copies that each device serves, `[E, D]`; the next
         layer's is this layer's unless given.
     capacity
-        The most samples a device takes, one number or `[D]`; by default ceil(I / D).
+        The most samples per device takes, one number or `[D]`; by default ceil(I / D).
     objective, stages
         As the module says.
     method

@@ -147,7 +147,7 @@ def locality(traffic: Traffic, capacity: NDArray[np.integer], cluster: Cluster) 
     Parameters
     ----------
     capacity
-        The most samples a device takes, `[D]`.
+        The most samples per device takes, `[D]`.
 
     Notes
     -----

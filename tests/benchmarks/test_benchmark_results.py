@@ -50,7 +50,7 @@ def test_the_index_is_the_one_that_the_results_of_every_strategy_give() -> None:
 def test_what_was_saved_is_loaded_and_its_page_holds_every_figure_in_its_unit(tmp_path: Path) -> None:
     save(RESULT, tmp_path / "made.json")
     assert load(tmp_path / "made.json") == RESULT
-    assert "| I=8 | own | 50.0% | 25.0% | 2.00 ms | 123 | 10.0% |" in page(RESULT)  # no column without a figure
+    assert "| I=8 | own | 50.0 % | 25.0 % | 2.00 ms | 123 | 10.0 % |" in page(RESULT)  # no column without a figure
     assert "Baseline: km." in page(RESULT)
     assert "benchmarks made --quick --save" in page(RESULT)
 
@@ -67,14 +67,14 @@ def test_the_table_is_at_most_100_columns_wide(capsys: pytest.CaptureFixture[str
     show(replace(RESULT, sections=[replace(SECTION, rows=[ROW, long])]))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
-    assert any("50.0%" in line and "25.0%" in line and "123" in line for line in lines)
+    assert any("50.0 %" in line and "25.0 %" in line and "123" in line for line in lines)
 
 
 def test_further_figures_stand_in_words_on_a_line_below_their_row(capsys: pytest.CaptureFixture[str]) -> None:
     more = {"gain over stay, %": 0.428, "volume, MB": 28.77, "budget, s": 3.69e-3, "sizes": 7.0}
     show(replace(RESULT, sections=[replace(SECTION, rows=[replace(ROW, more=more), ROW])]))
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    at = lines.index("gain over stay 42.8%, volume 28.77 MB, budget 3.69 ms, sizes 7")
+    at = lines.index("gain over stay 42.8 %, volume 28.77 MB, budget 3.69 ms, sizes 7")
     assert lines[at - 1].startswith("I=8")
     assert lines[at + 1].startswith("own")
 

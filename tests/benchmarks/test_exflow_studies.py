@@ -53,9 +53,9 @@ def test_a_share_is_reached_at_the_first_step_that_keeps_it() -> None:
 
 
 def test_annealing_settles_at_99_percent_of_its_end_and_passes_sweeps_only_with_more() -> None:
-    assert growth.reached(MADE, 0.6) == {"annealing: 99%": 5, "annealing > sweeps": 2}
-    assert growth.reached(MADE, 0.795) == {"annealing: 99%": 5, "annealing > sweeps": 9}
-    assert growth.reached(MADE, 0.8) == {"annealing: 99%": 5}
+    assert growth.reached(MADE, 0.6) == {"annealing: 99 %": 5, "annealing > sweeps": 2}
+    assert growth.reached(MADE, 0.795) == {"annealing: 99 %": 5, "annealing > sweeps": 9}
+    assert growth.reached(MADE, 0.8) == {"annealing: 99 %": 5}
 
 
 def test_a_search_ends_with_what_its_placement_keeps_and_work_alone_ends_it() -> None:
@@ -78,9 +78,9 @@ def test_the_chain_keeps_what_it_says_and_the_sweeps_no_less() -> None:
 def test_a_point_of_growth_has_a_row_for_every_curve() -> None:
     size = replace(growth._sizes(Settings(quick=True))[1], budget_s=SHORT_S)
     rows = {row.method: row for row in growth._rows(size)}
-    assert {"chain", "sweeps", "annealing: 99%"} <= set(rows)
+    assert {"chain", "sweeps", "annealing: 99 %"} <= set(rows)
     assert all(row.axis == size.axis and row.size == size.size and row.memory_bytes for row in rows.values())
-    settled = rows["annealing: 99%"]
+    settled = rows["annealing: 99 %"]
     assert known(settled.seconds) <= settled.more["in all, s"]
 
 
@@ -99,7 +99,7 @@ def test_shares_are_of_the_best_known_and_the_least_stands_apart() -> None:
     found = rows["annealing 1 s"]
     assert found.quality == pytest.approx(0.75)
     assert found.more["least, %"] == pytest.approx(0.5)
-    assert (found.more["at 99.5% or more"], found.more["instances"], found.more["below the sweeps"]) == (1, 2, 0)
+    assert (found.more["at 99.5 % or more"], found.more["instances"], found.more["below the sweeps"]) == (1, 2, 0)
     assert known(rows["sweeps"].quality) <= 0.75 + 1e-12
 
 
@@ -146,7 +146,7 @@ def test_the_blocks_of_the_heat_map_hold_the_share_in_its_title() -> None:
         cells = np.asarray(panel.images[0].get_array())
         inside = sum(cells[at : at + 2, at : at + 2].sum() for at in range(0, 16, 2))
         assert cells.sum() == pytest.approx(1)
-        assert panel.get_title().endswith(f": {inside:.0%} stay")
+        assert panel.get_title().endswith(f": {100 * inside:.0f} % stay")
 
 
 def tokens_of(seed: int, num_tokens: int, num_experts: int = 8, alpha: float = 0.1) -> Array:

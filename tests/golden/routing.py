@@ -1,6 +1,6 @@
 """Small traces with structure: busy experts, chains from layer to layer, partners in a layer, samples with a topic.
 
-Legend: T tokens; L MoE layers; K experts a token.
+Legend: T tokens; L MoE layers; K experts per token.
 """
 
 from pathlib import Path

@@ -83,8 +83,8 @@ def test_enough_is_where_the_curve_stays_above_the_share_and_more_helps_while_it
     for curve, words in (
         (first, ("already from the fewest tried on, 10 tokens, 1 sample; perhaps from fewer",)),
         (capped, ("9 solves in 4 s, 3 ended by time: another run may differ", "copies to other nodes")),
-        (flat, ("95% of the last gain from 40 tokens on", "9 solves in 4 s", "more tokens would hardly help")),
-        (steep, ("95% of the last gain from all 40 tokens only", "record more")),
+        (flat, ("95 % of the last gain from 40 tokens on", "9 solves in 4 s", "more tokens would hardly help")),
+        (steep, ("95 % of the last gain from all 40 tokens only", "record more")),
         (points(0.0, -1.0), ("no number of tokens is enough",)),
     ):
         assert all(what in screen(curve_report, curve) for what in words)

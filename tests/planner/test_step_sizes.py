@@ -40,11 +40,11 @@ def kept(plan: Any) -> dict[str, Any]:
             {},
             "decode",
             {"concurrency": 64 * DEVICES},
-            "decode, 256 concurrent sequences: 256 tokens a step",
+            "decode, 256 concurrent sequences: 256 tokens per step",
         ),
-        (("prefill",), {}, "prefill", {"tokens_per_step": 4096 * DEVICES}, "prefill, 16,384 tokens a step"),
-        (("prefill", "decode"), {}, "prefill", {"tokens_per_step": 4096 * DEVICES}, "prefill, 16,384 tokens a step"),
-        (("train",), {}, "training", {"tokens_per_step": 8192 * DEVICES}, "training, 32,768 tokens a step"),
+        (("prefill",), {}, "prefill", {"tokens_per_step": 4096 * DEVICES}, "prefill, 16,384 tokens per step"),
+        (("prefill", "decode"), {}, "prefill", {"tokens_per_step": 4096 * DEVICES}, "prefill, 16,384 tokens per step"),
+        (("train",), {}, "training", {"tokens_per_step": 8192 * DEVICES}, "training, 32,768 tokens per step"),
         (("prefill",), {"purpose": "training"}, "training", {"tokens_per_step": 8192 * DEVICES}, "training, 32,768"),
         (("train",), {"purpose": "serving"}, "prefill", {"tokens_per_step": 4096 * DEVICES}, "prefill, 16,384 tokens"),
         (
@@ -59,7 +59,7 @@ def kept(plan: Any) -> dict[str, Any]:
             {"samples_per_step": 3},
             "training",
             {"samples_per_step": 3},
-            "training, 3 samples a step (30 tokens)",
+            "training, 3 samples per step (30 tokens)",
         ),
     ],
 )
@@ -170,7 +170,7 @@ def test_older_plans_load_show_compare_and_certify(make_trace: Any, tmp_path: Pa
     plan = load(path)
     recorded = "step" in columns
     assert EvaluationOptions.of(plan).size == (None if recorded else StepSize("samples", 4))
-    assert ("recorded steps of" if recorded else "4 samples a step (") in " ".join(said(plan).split())
+    assert ("recorded steps of" if recorded else "4 samples per step (") in " ".join(said(plan).split())
     assert (
         certify(plan, trace.path).unchecked == certify(planned(trace, "eplb", samples_per_step=4), trace.path).unchecked
     )

@@ -281,7 +281,7 @@ def test_three_files_merge_and_survive_their_file(tmp_path: Path) -> None:
 
 def test_contradictions_are_named() -> None:
     cases = [
-        (describe("2x4", ["inter=50:5"]), "a.json has 8 devices a node, b.json 4"),
+        (describe("2x4", ["inter=50:5"]), "a.json has 8 devices per node, b.json 4"),
         (measured_profile(Cluster(2, 8), device="CPU"), "a.json was measured on GPU, b.json on CPU"),
     ]
     for other, message in cases:

@@ -143,7 +143,7 @@ def pair() -> Pair:
         ("world size", "MismatchError: rank 0: 2 ranks for a plan of 4 devices; start one rank a device"),
         ("layers", "MismatchError: rank 0: the model has 2 MoE layers, the plan 3"),
         ("experts", "MismatchError: rank 0: layer 0 of the model has 16 experts, the plan's model 8"),
-        ("top-k", "MismatchError: rank 0: layer 0 of the model has 3 experts a token, the plan's model 2"),
+        ("top-k", "MismatchError: rank 0: layer 0 of the model has 3 experts per token, the plan's model 2"),
         ("hidden size", "MismatchError: rank 0: layer 0 of the model has 32 hidden elements, the plan's model 16"),
         ("no sample policy", "UsageError: rank 0: dispatch model 'migrating' for a plan that decides nothing"),
         ("degrees in coherent", "UsageError: rank 0: pipeline beside coherent dispatch"),

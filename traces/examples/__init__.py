@@ -4,7 +4,7 @@
 other; `seq_id`, `first_pos` and `num_tokens` `[I]`: each sequence's id, its first token's position and its length. In
 as many bytes Parquet, zstd at its highest level, holds a sixth fewer tokens.
 
-Legend: T tokens; I samples (sequences); L MoE layers; K experts a token.
+Legend: T tokens; I samples (sequences); L MoE layers; K experts per token.
 """
 
 import os

@@ -42,7 +42,7 @@ def spec_of_config(path: str | os.PathLike[str]) -> ModelSpec:
     """
     config = read_config(path)
     sizes = sizes_of(SimpleNamespace(**config))
-    for name, what in (("num_experts", "number of experts"), ("top_k", "number of experts a token")):
+    for name, what in (("num_experts", "number of experts"), ("top_k", "number of experts per token")):
         if sizes[name] is None:
             raise InputError(f"{path}: no {what}; expected the config.json of a Mixture-of-Experts model")
     layers: Any = sizes["num_hidden_layers"]

@@ -31,7 +31,7 @@ class ImportSummary:
     is_counts: bool  #: Whether it is counts, not tokens
     destination: str
     model: ModelSpec
-    #: Of counts those of every layer by the experts a token; None where these are not known, or layers differ
+    #: Of counts those of every layer by the experts per token; None where these are not known, or layers differ
     num_tokens: int | None
     num_samples: int | None  #: None where samples are unknown
     has_weights: bool
@@ -64,7 +64,7 @@ def import_trace(
     first_step
         Leave out the steps before it: an engine's warm-up, whose tokens are none of its users'.
     num_experts
-        Routed experts a layer, where the file does not say; None then takes the largest id + 1, and notes it.
+        Routed experts per layer, where the file does not say; None then takes the largest id + 1, and notes it.
     top_k
         Experts a token, which counts do not say; None then takes 1, and notes it.
     name

@@ -1,6 +1,6 @@
 """The cells of a foreign recording as a trace has them: ids with 65535 for not routed, choices by descending weight.
 
-Legend: T tokens; L MoE layers; K experts a token.
+Legend: T tokens; L MoE layers; K experts per token.
 """
 
 from typing import Any

@@ -3,7 +3,7 @@
 `counts` is by its dimensions one of
 
 ==================================================  ==================================================================
-[samples, layers, experts]                          `n_tokens` [samples] may tell the experts a token
+[samples, layers, experts]                          `n_tokens` [samples] may tell the experts per token
 [steps, source ranks, layers, micro-batches, E]     `iteration` [steps] names the steps; every micro-batch is a sample
 ==================================================  ==================================================================
 
@@ -78,7 +78,7 @@ class CountArrays(CountSource):
         return CountTable.of_groups(("step", "sample", "source_rank"), key_GB, counts_GLE)
 
     def _top_k(self, tokens: NDArray[np.int32]) -> int:
-        """The experts a token, from the first sample; refused where another one differs."""
+        """The experts per token, from the first sample; refused where another one differs."""
         top_k, first = 0, 0
         for counts_SLE in self._blocks():
             tokens_S = tokens[first : first + len(counts_SLE)].astype(np.int64)
@@ -89,7 +89,8 @@ class CountArrays(CountSource):
                 row = int(wrong_S.argmax())
                 raise InputError(
                     f"sample {first + row} has {int(tokens_S[row])} tokens and {pairs_SL[row].min()} to"
-                    f" {pairs_SL[row].max()} counts a layer; expected n_tokens times the experts a token in every layer"
+                    f" {pairs_SL[row].max()} counts per layer; expected n_tokens times the experts per token"
+                    " in every layer"
                 )
             first += len(counts_SLE)
         return top_k

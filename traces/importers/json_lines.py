@@ -2,7 +2,7 @@
 
 The first line may be `{"model": {...}}`, which says of the model what `ModelSpec` names: num_experts, layer_ids, ...
 
-Legend: T tokens; L MoE layers; K experts a token.
+Legend: T tokens; L MoE layers; K experts per token.
 """
 
 import hashlib
@@ -117,7 +117,7 @@ def _traits(token: Token) -> dict[str, str]:
     words = {int: "a number", str: "a name", type(None): "none"}
     return {
         "layers": f"{len(token.experts)}{' ' if token.layers else ''}{token.layers or ''}",
-        "experts a layer": str(len(token.experts[0])),
+        "experts per layer": str(len(token.experts[0])),
         "weights": "none" if token.weights is None else "some",
     } | {name: words[type(getattr(token.line, name))] for name in ("step", "sample", "position", "source_rank")}
 

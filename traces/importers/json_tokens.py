@@ -1,6 +1,6 @@
 """The lines of a JSON-lines recording as tokens.
 
-Legend: L MoE layers; K experts a token.
+Legend: L MoE layers; K experts per token.
 """
 
 import codecs

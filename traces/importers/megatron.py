@@ -3,7 +3,7 @@
 Tokens, where every rank has the same layers; counts, where pipeline stages recorded their own: their tokens cannot be
 joined.
 
-Legend: T tokens; L MoE layers; K experts a token; E experts.
+Legend: T tokens; L MoE layers; K experts per token; E experts.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """The lines of Megatron-LM's `router_trace_rank{N}.jsonl`: a rank's choices in a layer, put together to passes.
 
-Legend: T tokens; L layers; K experts a token.
+Legend: T tokens; L layers; K experts per token.
 """
 
 import hashlib

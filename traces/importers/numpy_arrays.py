@@ -1,10 +1,10 @@
-"""Importer of `.npz` and `.npy` arrays of expert ids, `[tokens, layers]` or `[tokens, layers, experts a token]`.
+"""Importer of `.npz` and `.npy` arrays of expert ids, `[tokens, layers]` or `[tokens, layers, experts per token]`.
 
 An `.npz` names them: `expert_ids`, and if there, `weights` of the same shape, `seq_id` and `pos` `[tokens]` and
 `num_experts`; or it has one array only, under any name. -1 stands for not routed, as 65535 does in a trace. One with
 `counts` instead is of `count_arrays`.
 
-Legend: T tokens; L MoE layers; K experts a token.
+Legend: T tokens; L MoE layers; K experts per token.
 """
 
 from collections.abc import Iterator
@@ -99,7 +99,7 @@ def _shape_of_ids(ids: NpyArray) -> tuple[int, int, int]:
         raise InputError(f"expert ids of type {ids.dtype}; expected integers")
     if len(ids.shape) not in (2, 3) or min(ids.shape) < 1 or ids.shape[1] > MAX_LAYERS or ids.shape[0] > MAX_TOKENS:
         raise InputError(
-            f"expert ids of shape {ids.shape}; expected [tokens, layers] or [tokens, layers, experts a token],"
+            f"expert ids of shape {ids.shape}; expected [tokens, layers] or [tokens, layers, experts per token],"
             f" at least one token and at most {MAX_LAYERS} layers"
         )
     return ids.shape[0], ids.shape[1], ids.shape[2] if len(ids.shape) == 3 else 1

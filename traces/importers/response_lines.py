@@ -6,7 +6,7 @@ SGLang, OpenAI      `sglext.routed_experts`                       the same, of t
 vLLM                `choices[i].routed_experts`                   an `.npy` file, `[tokens, hidden layers, top-k]`
 ==================  ============================================  ====================================================
 
-Legend: T tokens; H hidden layers; K experts a token.
+Legend: T tokens; H hidden layers; K experts per token.
 """
 
 import base64
@@ -80,7 +80,7 @@ def routing_of(response: Response, model: ModelSpec | None) -> NDArray[Any]:
 def _shaped(where: str, data: bytes, model: ModelSpec | None) -> NDArray[np.int32]:
     if model is None or model.num_hidden_layers is None:
         raise UsageError(
-            "SGLang's routed_experts do not tell how many layers and experts a token they are of; give --hf-config"
+            "SGLang's routed_experts do not tell how many layers and experts per token they are of; give --hf-config"
             " config.json of the model"
         )
     row = model.num_hidden_layers * model.top_k

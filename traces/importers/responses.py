@@ -2,7 +2,7 @@
 
 A response is a sample. The last token of each was generated and never routed.
 
-Legend: T tokens of a response; H hidden layers; L MoE layers; K experts a token.
+Legend: T tokens of a response; H hidden layers; L MoE layers; K experts per token.
 """
 
 from collections.abc import Iterator

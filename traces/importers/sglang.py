@@ -8,7 +8,7 @@ per_token        `records` of every rank with `topk_ids_of_layer`: tokens, of `T
 
 All name every hidden layer; those without experts are left out.
 
-Legend: B rows of the ring, or passes; H hidden layers; L MoE layers; P physical experts a layer; E experts.
+Legend: B rows of the ring, or passes; H hidden layers; L MoE layers; P physical experts per layer; E experts.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """The records of SGLang's modes per_pass and per_token: what each rank saw of each forward pass.
 
-Legend: H hidden layers; L MoE layers; P physical experts (slots) a layer; T tokens of a record; K experts a token; C
+Legend: H hidden layers; L MoE layers; P physical experts (slots) a layer; T tokens of a record; K experts per token; C
 columns that the recorder keeps.
 """
 
@@ -81,7 +81,7 @@ class TokensSource(TokenSource):
         top_k, columns = self._width()
         if model is not None and not top_k <= model.top_k <= columns:
             raise MismatchError(
-                f"{top_k} experts a token in {columns} columns; config.json says {model.top_k} (SGLang records 8 at"
+                f"{top_k} experts per token in {columns} columns; config.json says {model.top_k} (SGLang records 8 at"
                 " most, and with shared experts fused one too many)"
             )
         self._top_k = top_k if model is None else model.top_k
@@ -142,7 +142,7 @@ class TokensSource(TokenSource):
         return np.where(ids_LTK < 0, NOT_ROUTED, logical_LTK).astype(np.uint16).transpose(1, 0, 2)
 
     def _width(self) -> tuple[int, int]:
-        """The experts a token, by the columns in use, and the columns."""
+        """The experts per token, by the columns in use, and the columns."""
         used, columns = 0, set[int]()
         for _, _, _, ids_HTC in self._chosen():
             columns.add(ids_HTC.shape[2])

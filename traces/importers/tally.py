@@ -48,7 +48,7 @@ class Tally:
         if may_be_counts and 2 * self._num_repeated > num_cells:
             raise InputError(
                 f"{self._num_repeated:,} of {num_cells:,} cells name an expert twice; expected expert ids [tokens,"
-                " layers, experts a token]: counts are to be named counts"
+                " layers, experts per token]: counts are to be named counts"
             )
 
     def of_counts(self, tables: Iterable[CountTable]) -> Iterator[CountTable]:

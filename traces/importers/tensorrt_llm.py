@@ -96,7 +96,7 @@ class StatisticSource(CountSource):
 
 
 def _sizes(path: Path) -> dict[str, int]:
-    """The experts and the experts a token that a description tells, as `ModelSpec` names them."""
+    """The experts and the experts per token that a description tells, as `ModelSpec` names them."""
     value = read_json(path, what="the description of statistics", max_bytes=MAX_DESCRIPTION_BYTES)
     described = value if isinstance(value, dict) else {}
     names = {"num_experts": "num_experts", "top_k": "num_experts_per_token"}

@@ -1,6 +1,6 @@
 """A capture of the routing that MoE layers show in one forward pass, moved off the device once.
 
-Legend: T tokens; R tokens kept; L MoE layers; E experts; K experts a token; M hidden size.
+Legend: T tokens; R tokens kept; L MoE layers; E experts; K experts per token; M hidden size.
 """
 
 from collections.abc import Collection, Iterable, Sequence

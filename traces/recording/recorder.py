@@ -1,6 +1,6 @@
 """The recorder: hooks on a model's MoE layers that turn its forward passes into a trace. Token ids are never recorded.
 
-Legend: T tokens; L MoE layers; K experts a token.
+Legend: T tokens; L MoE layers; K experts per token.
 """
 
 import os

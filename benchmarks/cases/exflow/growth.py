@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moeplan.planner.figures import percent
+
 from ...race import race
 from ...routing import markov
 from ...study import Row, Settings, Study
@@ -69,7 +71,7 @@ def _rows(size: _Size) -> Iterator[Row]:
 def reached(annealing: Trail, sweeps: float) -> dict[str, float]:
     """CPU seconds until annealing keeps nearly what it keeps in the end, and until more than the sweeps if ever."""
     nearly, more = annealing.until(NEARLY * annealing.kept), annealing.until(np.nextafter(sweeps, 1))
-    found = {f"annealing: {NEARLY:.0%}": nearly, "annealing > sweeps": more}
+    found = {f"annealing: {percent(NEARLY)}": nearly, "annealing > sweeps": more}
     return {method: seconds for method, seconds in found.items() if seconds is not None}
 
 
@@ -80,11 +82,11 @@ STUDIES = (
         baseline="sweeps",
         note="Hops kept, and the seconds until a search settles, as model and cluster grow. "
         f"Balanced Markov transitions, rows Dirichlet(0.08). Annealing searches as long as it may, here with the"
-        f" work of {BUDGET_S:g} s of time limit on two threads: its seconds are those until it keeps {NEARLY:.0%} of"
-        " what it keeps `in all`, and those until it keeps more than the sweeps do in the end, simple bounds and its"
+        f" work of {BUDGET_S:g} s of time limit on two threads: its seconds are those until it keeps {percent(NEARLY)}"
+        " of what it keeps `in all`, and those until it keeps more than the sweeps do in the end, simple bounds and its"
         " start by a chain and sweeps included. Where the budget ends it before it settles, the first are the budget's."
-        f" Sweeps search until their own budget is spent. MB of annealing: with {MEMORY_SHARE:.0%} of the work. One"
-        " expert a device is solved by the chain, and proven optimal.",
+        f" Sweeps search until their own budget is spent. MB of annealing: with {percent(MEMORY_SHARE)} of the work."
+        " One expert a device is solved by the chain, and proven optimal.",
         instances=_sizes,
         rows=_rows,
     ),

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from moeplan.planner.figures import percent
+
 from ...exflow_reference import CLASSES, FILE, SEEDS, instance
 from ...study import Row, Settings, Study
 from .trail import Trail, annealed, swept
@@ -57,7 +59,7 @@ def _row(case: Known, method: str, found: list[Trail], sweeps: list[Trail]) -> R
     reached = [trail.kept / share for trail, share in zip(found, case.shares.values(), strict=True)]
     more = {
         "least, %": min(reached),
-        f"at {CLOSE:.1%} or more": sum(share >= CLOSE for share in reached),
+        f"at {percent(CLOSE, 1)} or more": sum(share >= CLOSE for share in reached),
         "instances": len(reached),
         "of them proven": case.num_optimal,
         "below the sweeps": sum(one.kept < other.kept for one, other in zip(found, sweeps, strict=True)),

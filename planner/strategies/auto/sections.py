@@ -11,7 +11,7 @@ from ...document import Column, Table
 from ...evaluate.evaluate import MATTERS
 from ...evaluate.metrics import ATTENTION, BALANCE, COMBINE, COPIES, DISPATCH, EXPERTS, KV, TAIL
 from ...evaluate.price import IDEAL, STEP
-from ...figures import TimeUnit
+from ...figures import TimeUnit, change_text
 from ...options import AutoOptions, Tried
 
 PARTS = {
@@ -95,18 +95,20 @@ def _carried(options: AutoOptions) -> Iterator[str]:
     for one in sorted(options.tried, key=lambda one: -one.inner):
         if one.engines and one.inner >= MATTERS:
             carried.setdefault(one.engines, one)
-    listed = "; ".join(f"{', '.join(engines)}: {one.name}, {_change(one)}" for engines, one in carried.items())
+    listed = "; ".join(
+        f"{', '.join(engines)}: {one.name}, {change_text(one.share.value)}" for engines, one in carried.items()
+    )
     yield "moeplan.runtime carries it out" + (f"; what engines can (--engine NAME): {listed}" if listed else "")
 
 
 def _why(one: Tried, options: AutoOptions) -> str:
     """Why a candidate is not worth it, where its row in the table does not say it: it is slower, or hardly faster."""
-    best, change = options.tried[0], _change(one)
+    best, change = options.tried[0], change_text(one.share.value)
     if not one.shown:
-        return f"{change}, which a single step does not show: give fewer tokens a step, or record more"
+        return f"{change}, which a single step does not show: give fewer tokens per step, or record more"
     if one.share.value > best.share.value:  # here, not where they were compared
         less = "within 1 % of the plan, which needs less" if one.inner > best.inner else "less than the plan"
-        return f"{change} here, but {_change(one, inner=True)} on the samples they were compared on: {less}"
+        return f"{change} here, but {change_text(one.inner)} on the samples they were compared on: {less}"
     if one.share.value >= MATTERS:
         return ""
     grown = {
@@ -134,12 +136,6 @@ def _of_ideal(row: Row, today: Mapping[str, float]) -> str:
 
 def _balance(metrics: Mapping[str, float]) -> str:
     return f"{metrics[BALANCE]:.2f} ({metrics[TAIL]:.2f})" if BALANCE in metrics and TAIL in metrics else "-"
-
-
-def _change(one: Tried, *, inner: bool = False) -> str:
-    """Gain as a change in percent."""
-    share = one.inner if inner else one.share.value
-    return f"{-100 * share:+z.1f} %" if round(1000 * share) else "0 %"
 
 
 def _shortened(reason: str, plan: Plan) -> str:

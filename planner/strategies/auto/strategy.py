@@ -12,6 +12,7 @@ from ....errors import CertificationError
 from ....runtime.plan import Metric, Plan
 from ...certify.certificate import Certificate
 from ...evaluate.evaluate import MATTERS
+from ...figures import percent
 from ...options import AutoOptions
 from ...params import Params
 from ...task import Task
@@ -78,7 +79,7 @@ class Auto(Strategy):
                 same(f"options.auto: {name} of {what}", claimed[name], own[name])
         same("options.auto: share of chosen", chosen.share, _share(plan, options.metric))
         if any(one.shown >= chosen.shown and one.inner - chosen.inner >= MATTERS for one in options.tried):
-            raise CertificationError(f"options.auto: another one gained {MATTERS:.0%} more than {chosen.name}")
+            raise CertificationError(f"options.auto: another one gained {percent(MATTERS)} more than {chosen.name}")
         certificate.checked("the chosen candidate of auto")
 
     def apply_flags(self, plan: Plan) -> str:

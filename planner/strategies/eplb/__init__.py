@@ -56,7 +56,7 @@ class EplbParams(PlacementParams):
             raise UsageError("--quantile with --method published, which goes by all loads together; leave one out")
         if self.groups == "whole" and (self.redundant or self.dead):
             raise UsageError(
-                "--groups whole with --redundant or --dead; whole groups take one slot an expert, equally many a device"
+                "--groups whole with --redundant or --dead; groups take one slot per expert, equally many per device"
             )
 
     def check(self, cluster: Cluster) -> None:

@@ -9,7 +9,7 @@ from ....runtime.plan import Part, Plan
 from ...document import Column, Drawing, Section, Table, Text, check_page, write_page
 from ...evaluate.metrics import BALANCE, EXPERTS, TAIL
 from ...evaluate.price import STEP
-from ...figures import TimeUnit, megabytes
+from ...figures import TimeUnit, bytes_text, megabytes, percent
 from ...options import By, Choice, PlacementOptions, Redundancy
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     if kept:
         yield f"kept: {'; '.join(kept)}"
     if options.mixture:
-        named = ", ".join(f"{one.path} {one.weight:.0%}" for one in options.mixture)
+        named = ", ".join(f"{one.path} {percent(one.weight)}" for one in options.mixture)
         yield f"figures are weighted means over traces: {named}"
 
 
@@ -102,7 +102,7 @@ def _words(weighed: Redundancy, plan: Plan) -> Iterator[str]:
     if each is None:
         yield "what they weigh is not known: import the trace with --hidden-size, --ffn-size and --dtype-bytes"
     else:
-        memory = f"{megabytes(each)} MB each: {megabytes(more * each)} MB"
+        memory = f"{bytes_text(each)} each: {bytes_text(more * each)}"
         yield f"{more:,} more experts per device than with the fewest slots, {memory}"
 
 

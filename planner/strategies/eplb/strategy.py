@@ -34,7 +34,7 @@ from .sections import remarks, sections
 
 # Options of a plan that are its own.
 OWN = ("groups", "dead", "pins", "quantile", "raw", "choice", "redundancy", "swaps", "mixture")
-MOST_EXTRA = 4  # slots a device beyond the fewest
+MOST_EXTRA = 4  # slots per device beyond the fewest
 TIMES: tuple[TimedMetric, ...] = (STEP, EXPERTS)
 Way = tuple[By, Choice | None]  # how a task is placed, and the choice where it was one
 
@@ -61,7 +61,7 @@ class Eplb(PlacementStrategy):
         return params if weighed is None else replace(EplbParams.of(params), redundant=weighed.chosen.redundant)
 
     def weighed(self, task: Task) -> tuple[Redundancy, Way]:
-        """Placements with up to 4 extra slots a device, side by side on a part of the fitted units, by the other parts.
+        """Placements with up to 4 extra slots per device, made on a part of the fitted units, judged by the others.
 
         On and by the same where one unit was fitted. With the way in which the chosen number is placed.
         UsageError where no token of the part that judges is routed.
@@ -70,7 +70,7 @@ class Eplb(PlacementStrategy):
         most = min(fewest + MOST_EXTRA, task.model.num_experts)
         contenders, ways = list[Contender](), dict[int, Way]()
         for slots in range(fewest, most + 1):
-            task.say(f"weighing {slots} slots a device, of {fewest} to {most}")
+            task.say(f"weighing {slots} slots per device, of {fewest} to {most}")
             slots_D = _slots_of(slots, task)
             ways[slots] = by, _ = _way(task, slots_D)
             placement = solved(by, loads_by(by, left_out(task, 0)[0]), task, slots_D).placement
@@ -227,7 +227,7 @@ def _check_redundancy(
     widths = [width for rank, width in enumerate(placement.slots.tolist()) if rank not in dead]
     if {*widths} != {redundancy.chosen.slots}:
         raise CertificationError(
-            f"{sorted({*widths})} slots a device; the redundancy that was weighed says {redundancy.chosen.slots}"
+            f"{sorted({*widths})} slots per device; the redundancy that was weighed says {redundancy.chosen.slots}"
         )
     each = plan.model.expert_bytes
     for one in redundancy.candidates:

@@ -68,5 +68,5 @@ class ExflowParams(PlacementParams):
             raise UsageError(f"--objective copies with --method {self.method}; only annealing knows of it")
         if self.groups == "whole" and self.redundant:
             raise UsageError(
-                "--groups whole with --redundant; whole groups take one slot an expert, equally many a device"
+                "--groups whole with --redundant; groups take one slot per expert, equally many per device"
             )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ....runtime.plan import Contender, Part, Plan
 from ...document import Section, Text
 from ...evaluate.metrics import COPIES, NODE_COPIES
-from ...figures import find, megabytes, value
+from ...figures import bytes_text, find, percent, value
 from ...options import PlacementOptions, Replanned
 
 
@@ -47,7 +47,8 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
     lines = [f"no thorough bound of what stays on a {level}: {reason}" for level, reason in search.simple.items()]
     what = "pairs apart" if search.objective == "copies" else "hops"
     lines += [
-        f"{stage.name:<9} {stage.inter_hops:.1%} {what} between nodes, {stage.intra_hops:.1%} inside them"
+        f"{stage.name:<9} {percent(stage.inter_hops, 1)} {what} between nodes,"
+        f" {percent(stage.intra_hops, 1)} inside them"
         for stage in search.stages
     ]
     if (cap := search.cap) is not None:
@@ -82,7 +83,7 @@ def _even_kv(plan: Plan, ours: Contender, base: Contender) -> str:
 
 def _replanned(cost: Replanned) -> str:
     """Cost of replacing the plan in force, and whether that is worth it."""
-    size = "" if cost.bytes_moved is None else f" ({megabytes(cost.bytes_moved)} MB)"
+    size = "" if cost.bytes_moved is None else f" ({bytes_text(cost.bytes_moved)})"
     weighed = "" if cost.horizon_tokens is None else f", weighed over {cost.horizon_tokens:,.0f} tokens"
     moved = f"{cost.experts_moved:,} of {cost.experts_held:,} experts move{size}{weighed}"
     if not cost.experts_moved:

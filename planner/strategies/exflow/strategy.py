@@ -1,6 +1,6 @@
 """ExFlow: experts that follow each other, or serve the same tokens, live together (solvers/exflow).
 
-Legend: L MoE layers; E experts; K experts a token; D devices.
+Legend: L MoE layers; E experts; K experts per token; D devices.
 """
 
 from dataclasses import asdict, replace
@@ -23,6 +23,7 @@ from ....traces.model import EXPERT_MATRICES, ModelSpec
 from ...evaluate.evaluate import Evaluated, verdict
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.metrics import COPIES, copies_metric
+from ...figures import percent
 from ...options import Cap, PlacementOptions, Replanned, Search, StageHops
 from ...sidecars import dump_proof
 from ...task import Task
@@ -190,7 +191,7 @@ def _solved(
         work=work,
         bound=bound or params.bound,
         seed=task.request.seed,
-        on_bound=lambda share: task.say(f"bounding: at most {share:.2%} of transitions stay"),
+        on_bound=lambda share: task.say(f"bounding: at most {percent(share, 2)} of transitions stay"),
     )
 
 

@@ -156,7 +156,7 @@ def _busiest(traffic: Traffic, home_I: Ints, channels: Channels) -> float:
 
 
 def _least(cost_ID: Floats, room: int) -> float:
-    """The least cost of homes with so many samples a device: each in a place of its own (Kuhn-Munkres)."""
+    """The least cost of homes with so many samples per device: each in a place of its own (Kuhn-Munkres)."""
     cost_IP = np.repeat(cost_ID, room, axis=1)
     return float(cost_IP[linear_sum_assignment(cost_IP)].sum())
 

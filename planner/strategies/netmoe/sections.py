@@ -7,7 +7,7 @@ from ....solvers.cost import inter_ratio
 from ...document import Section, Text
 from ...evaluate.metrics import COPIES, EXCHANGE, FAR_BYTES, MOVED, NODE_COPIES
 from ...evaluate.price import STEP
-from ...figures import TimeUnit, find, value
+from ...figures import TimeUnit, find, percent, value
 from ...options import SamplePolicyOptions
 
 SAVED = {
@@ -25,7 +25,7 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     yield from _dealt(plan, part, options)
     yield from _saved(plan, part, pairs=options.copies == "pairs")
     yield (
-        f"a combine delivers {value(find(part, PLAN), MOVED):.0%} of the samples to another"
+        f"a combine delivers {percent(value(find(part, PLAN), MOVED))} of the samples to another"
         " device; not included: the time to solve, and the labels and positions that move along"
     )
     if options.copies == "pairs":
@@ -43,8 +43,8 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
     assert decision is not None
     between = "nodes" if plan.cluster.num_nodes > 1 else "devices"
     lines = [
-        f"locality  no homes save more than {options.locality_index:.1%} of the copies between {between}: what the"
-        " samples' preferences allow under this placement"
+        f"locality  no homes save more than {percent(options.locality_index, 1)} of the copies between {between}:"
+        " what the samples' preferences allow under this placement"
     ]
     if plan.cluster.num_nodes > 1 and plan.outcome["sample_policy"].objective.name != "exchange_s":
         known = {"intra", "inter"} <= set(plan.cluster.links)
@@ -65,11 +65,11 @@ def _dealt(plan: Plan, part: Part, options: SamplePolicyOptions) -> Iterator[str
     home, dealt = _home(plan, part), find(part, "dealt/standard")
     yield (
         "dealing samples by length alone, once per step in a data loader, takes"
-        f" {_less(dealt, home, verdict.metric):z.1%} less than {home.name}, {home.dispatch_model}"
+        f" {percent(_less(dealt, home, verdict.metric), 1)} less than {home.name}, {home.dispatch_model}"
     )
     dealt_s = value(dealt, verdict.metric)
     if over.low is not None and over.low <= verdict.at_least * dealt_s:
-        more = f"{abs(over.value) / dealt_s if dealt_s else 0.0:.1%} {'less' if over.value >= 0 else 'more'}"
+        more = f"{percent(abs(over.value) / dealt_s if dealt_s else 0.0, 1)} {'less' if over.value >= 0 else 'more'}"
         yield f"dealing by length does as well: the plan takes {more} than that, no sure gain that pays for its moves"
 
 
@@ -89,14 +89,14 @@ def _saved(plan: Plan, part: Part, *, pairs: bool) -> Iterator[str]:
     if several:
         metric = FAR_BYTES if FAR_BYTES in part.contenders[0].metrics else NODE_COPIES
     saved = {contender.label: _less(contender, base, metric) for contender in part.contenders}
-    blind = f"{saved[BLIND]:.1%} without predicting the next layer, " if BLIND in saved else ""
+    blind = f"{percent(saved[BLIND], 1)} without predicting the next layer, " if BLIND in saved else ""
     yield (
-        f"{saved[PLAN]:z.1%} fewer {SAVED[metric]} than {base.name}, {base.dispatch_model}:"
-        f" {blind}at most {saved['oracle/migrating']:.1%} if it were known"
+        f"{percent(saved[PLAN], 1)} fewer {SAVED[metric]} than {base.name}, {base.dispatch_model}:"
+        f" {blind}at most {percent(saved['oracle/migrating'], 1)} if it were known"
     )
     if metric != NODE_COPIES and several and not pairs:
         once = _less(find(part, PLAN), base, NODE_COPIES)
-        yield f"with one copy per token and node (DeepEP) {once:.1%} are saved"
+        yield f"with one copy per token and node (DeepEP) {percent(once, 1)} are saved"
     if plan.placement is None:
         return
     for name in [metric, *([EXCHANGE] if EXCHANGE in base.metrics else [])]:
@@ -105,8 +105,8 @@ def _saved(plan: Plan, part: Part, *, pairs: bool) -> Iterator[str]:
             for label in ("base/standard", "contiguous/migrating", PLAN)
         )
         yield (
-            f"of the {SAVED[name]} of contiguous, standard the placement alone saves {alone:z.1%},"
-            f" re-homing alone {moved:z.1%}, both {both:z.1%}"
+            f"of the {SAVED[name]} of contiguous, standard the placement alone saves {percent(alone, 1)},"
+            f" re-homing alone {percent(moved, 1)}, both {percent(both, 1)}"
         )
 
 
@@ -121,9 +121,9 @@ def _exchanges(plan: Plan, part: Part, options: SamplePolicyOptions) -> Iterator
     if ours_s > base_s:
         hint = "" if options.tried_s else " (without --method, the fastest of several is taken)"
         yield (
-            f"costs time: dispatch and combine take {ours_s / base_s - 1:.1%} longer ({summed}), since the busiest port"
-            f" carries more although all together carry less{hint}"
+            f"costs time: dispatch and combine take {percent(ours_s / base_s - 1, 1)} longer ({summed}), since the"
+            f" busiest port carries more although all together carry less{hint}"
         )
     elif base_s:
-        less = f"{1 - ours_s / base_s:.1%} less time ({summed})"
+        less = f"{percent(1 - ours_s / base_s, 1)} less time ({summed})"
         yield f"dispatch and combine take {less}: the busiest port carries less"

@@ -18,6 +18,7 @@ from ...evaluate.homes import Rehoming, Totals, deal, stay
 from ...evaluate.journey import Contender, Journey, today
 from ...evaluate.metrics import COPIES, EXCHANGE, FAR_BYTES, NODE_COPIES
 from ...evaluate.scene import Scene
+from ...figures import percent
 from ...options import SamplePolicyOptions
 from ...task import Task
 from ..strategy import Solution, Strategy, sidecar
@@ -66,7 +67,9 @@ class Netmoe(Strategy):
             tried_s = tried(task, predictor)
             method = min(TRIED, key=lambda one: tried_s[one])
         index = locality(task)
-        task.say(f"locality index {index.share:.1%}: no homes save a larger share; re-homing the samples online")
+        task.say(
+            f"locality index {percent(index.share, 1)}: no homes save a larger share; re-homing the samples online"
+        )
         named, sidecars = sidecar("predictor", None if predictor is None else predictor.to_bytes())
         layers = tuple(range(task.model.num_layers))
         decision = SamplePolicyDecision(method=method, layers=layers, predictor=named)

@@ -14,7 +14,7 @@ from ....solvers.pipemoe import TUTEL_MAX_DEGREE
 from ....solvers.pipemoe.seconds import chunk_seconds
 from ...document import Section, Text
 from ...evaluate.metrics import COMBINE, DISPATCH, DROPPED, EXPERTS
-from ...figures import TimeUnit, find, value
+from ...figures import TimeUnit, find, percent, value
 from ...options import PipelineOptions, StageSeconds
 
 LEAST_CURVE_SHARE = 0.01  # of a gain, from which its curve is told
@@ -96,7 +96,7 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
         )
     if decision.capacity_factor is not None:
         if (dropped := part.contenders[0].metrics.get(DROPPED)) is not None:
-            yield f"{dropped.value:.1%} of the token-expert pairs are dropped"
+            yield f"{percent(dropped.value, 1)} of the token-expert pairs are dropped"
         yield (
             f"capacity: every expert's buffer holds {decision.capacity_factor:g} times the mean, padded to a"
             " multiple of both degrees; what dropped pairs do to outputs no figure here weighs"

@@ -17,7 +17,7 @@ from ....runtime.plan import Plan
 from ....solvers.pipemoe import simulate
 from ....solvers.pipemoe.seconds import Event, Stage
 from ...document import drawn, write_page
-from ...figures import TimeUnit
+from ...figures import TimeUnit, percent
 from .sections import degree_choices, layer_passes, pipeline_options
 
 SIGNS = "0123456789"  # of the chunks, where they are few
@@ -48,7 +48,8 @@ class Timeline:
         if self.degree == 1:
             return f"{self.name}, {TimeUnit.worded(self.seconds)}"
         saved = 1 - self.seconds / self.whole_s if self.whole_s else 0.0
-        return f"{self.name}, {self.degree} chunks, {TimeUnit.worded(self.seconds)}, {saved:.0%} less than in one piece"
+        took = TimeUnit.worded(self.seconds)
+        return f"{self.name}, {self.degree} chunks, {took}, {percent(saved)} less than in one piece"
 
     def lanes(self) -> Iterator[tuple[Stage, list[Event], float]]:
         """The events of every stage, and the share of the pass in which it is busy; else it is idle."""
@@ -93,7 +94,7 @@ def timeline_picture(plan: Plan, layer: int, width: int) -> Iterable[str]:
         yield ""
         yield one.title
         for (stage, _, busy), lane in zip(one.lanes(), lanes, strict=True):
-            yield f"{stage.value:<{LABEL - 5}}{busy:>4.0%} |{lane}"
+            yield f"{stage.value:<{LABEL - 6}}{percent(busy):>5} |{lane}"
 
 
 def write_timeline(plan: Plan, layer: int, path: str | os.PathLike[str]) -> None:
@@ -115,7 +116,7 @@ def write_timeline(plan: Plan, layer: int, path: str | os.PathLike[str]) -> None
     longest_s = max(one.seconds for one in passes)
     sections = []
     for one in passes:
-        busy = ", ".join(f"{stage.value} {share:.0%}" for stage, _, share in one.lanes())
+        busy = ", ".join(f"{stage.value} {percent(share)}" for stage, _, share in one.lanes())
         sections.append(drawn(one.title, f"{busy} of the pass busy", _figure(one, longest_s)))
     write_page(path, f"Layer {layer}: how its chunks overlap", text, sections)
 

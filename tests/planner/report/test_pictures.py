@@ -59,7 +59,7 @@ def test_a_series_of_one_axis_is_drawn_with_its_curve_band_and_held_out_points()
     assert len(off) == len(points[1].x) > 0
     together = sorted(zip(np.concatenate([p.x for p in points]), np.concatenate([p.y for p in points]), strict=True))
     assert together == [(one.size["bytes"], one.median_s) for one in series.measurements]
-    assert list(points[1].text) == [f"off by {off[int(x),]:.1%}" for x in points[1].x]
+    assert list(points[1].text) == [f"off by {100 * off[int(x),]:.1f} %" for x in points[1].x]
     curve, band = drawn(figure, 1, "fit"), figure.data[0]
     work: Any = CASES["all_to_all"].work({"bytes": np.asarray(curve.x)}, 4)  # type: ignore[dict-item]
     expected = fit_of(series).predict({"bytes": curve.x}, work)

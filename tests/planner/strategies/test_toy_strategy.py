@@ -78,7 +78,7 @@ def test_screens_show_its_metric_its_remark_and_its_section(plan: Any) -> None:
     assert f"experts go {rotation.turn_of(plan)} slots further in each layer" in screen
     share, today = (figures(plan.evaluation.judging)[f"{one}/standard"]["far_share"] for one in ("plan", "contiguous"))
     assert "% share of copies between nodes (" in screen
-    assert f"({share:.1%} against {today:.1%} today; " in screen
+    assert f"({100 * share:.1f} % against {100 * today:.1f} % today; " in screen
     assert "\nRotation\ntried 6 turns\n" in screen
     assert "far: share of the copies that go to other nodes" in screen
 

@@ -225,7 +225,7 @@ def test_plans_that_no_checkpoint_can_carry_are_refused_with_what_helps(source: 
     replicas = Placement.from_sets([[[0, 1, 2], [1, 2, 3]]] * 2, 4)
     unequal = Placement.from_sets([[[0, 1, 2], [3]]] * 2, 4)
     for placement, words in (
-        (replicas, "6 slots a layer for 4 experts.*without --redundant"),
+        (replicas, "6 slots per layer for 4 experts.*without --redundant"),
         (unequal, "gives devices 1 to 3 slots.*without --slots"),
         (None, "decides no placement"),
     ):
@@ -234,7 +234,7 @@ def test_plans_that_no_checkpoint_can_carry_are_refused_with_what_helps(source: 
 
 def test_plans_of_another_model_are_refused(source: Path, tmp_path: Path) -> None:
     other = plan_of(spec(6), [[0, 2, 4, 1, 3, 5]] * 2)
-    assert_refused(MismatchError, "the plan is of 6 experts a layer, the checkpoint has 4", source, tmp_path, other)
+    assert_refused(MismatchError, "the plan is of 6 experts per layer, the checkpoint has 4", source, tmp_path, other)
     fewer = plan_of(spec(4, (0,)), ROWS[:1])
     assert_refused(MismatchError, "experts in hidden layer 1, of which the plan knows", source, tmp_path, fewer)
     more = plan_of(spec(4, (0, 1, 2)), [*ROWS, ROWS[0]])

@@ -104,7 +104,7 @@ def test_the_papers_stages_keep_the_most_on_nodes_then_on_devices(rng: Generator
 
 
 def brute_force_uneven(programme: Programme) -> float:
-    """The best value of two devices that hold three experts a layer, every deal tried."""
+    """The best value of two devices that hold three experts per layer, every deal tried."""
     deals = [np.array(one) for one in itertools.product((0, 1), repeat=3) if sum(one) == programme.slots[1]]
     return max(programme.value(list(layout)) for layout in itertools.product(deals, repeat=3))
 

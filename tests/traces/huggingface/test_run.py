@@ -1,6 +1,6 @@
 """What is recorded of a model: its router's choices as NumPy finds them, and what batches, padding and ends leave.
 
-Legend: T tokens; L MoE layers; E experts; K experts a token; G groups of experts; M hidden size.
+Legend: T tokens; L MoE layers; E experts; K experts per token; G groups of experts; M hidden size.
 """
 
 import time

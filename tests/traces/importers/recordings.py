@@ -5,7 +5,7 @@ value under a name that ends in .json as JSON, in .pt by torch.save, its tensors
 tensors.
 
 Legend: H hidden layers; L MoE layers, the last of the hidden ones; E experts; P physical experts; R ranks; B steps;
-T tokens; K experts a token.
+T tokens; K experts per token.
 """
 
 import base64

@@ -79,7 +79,7 @@ BY_STEP = np.ones((2, 2, 1, 1, 3), np.int64)
         ({"counts": np.ones((1, 5000, 1), int)}, "at most 4,096 layers"),
         ({"counts": np.ones((1, 1, 65_535), int)}, "65,534 experts"),
         ({"counts": COUNTS, "n_tokens": np.ones(3, int)}, "n_tokens is int64 (3,); expected integers of shape (4,"),
-        ({"counts": COUNTS, "n_tokens": np.full(4, 2)}, "sample 0 has 2 tokens and 3 to 3 counts a layer"),
+        ({"counts": COUNTS, "n_tokens": np.full(4, 2)}, "sample 0 has 2 tokens and 3 to 3 counts per layer"),
         ({"counts": EMPTY, "n_tokens": np.array([3, 3, 0, 3])}, "sample 2 has 0 tokens"),
         ({"counts": BY_STEP}, "5 dimensions without iteration"),
         ({"counts": BY_STEP, "iteration": np.array([7, 7])}, "names a step twice"),

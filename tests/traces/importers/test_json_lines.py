@@ -119,7 +119,7 @@ EXPERTS: list[tuple[Any, str]] = [  # of the second line, and what is said of th
     ([[1, -2], [0, 3]], "greater than or equal to -1"),
     ([[1, 65536], [0, 3]], "less than or equal to 65535"),
     ([[1, 2], [0]], "experts of another shape"),
-    ([[1, 2, 3], [0, 1, 2]], "experts a layer: 3; the first token has 2"),
+    ([[1, 2, 3], [0, 1, 2]], "experts per layer: 3; the first token has 2"),
     ([[1, 2]], "layers: 1; the first token has 2"),
     ([1, 2], "experts of another shape"),
 ]

@@ -1,6 +1,6 @@
 """Megatron-LM's router traces: tokens by rank, counts where stages differ, and everything that must be refused.
 
-Legend: R ranks; B steps; L MoE layers; T tokens; K experts a token; E experts.
+Legend: R ranks; B steps; L MoE layers; T tokens; K experts per token; E experts.
 """
 
 from collections.abc import Callable

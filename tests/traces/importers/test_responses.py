@@ -1,6 +1,6 @@
 """Responses with their routing, of SGLang and vLLM: cell by cell, phase by phase, and everything to be refused.
 
-Legend: T tokens; H hidden layers; L MoE layers; E experts; K experts a token.
+Legend: T tokens; H hidden layers; L MoE layers; E experts; K experts per token.
 """
 
 import base64
@@ -108,7 +108,7 @@ def test_lists_choices_and_several_files_are_one_recording_whose_prompts_are_not
 def test_a_layer_of_zeros_and_raw_routing_need_the_config(tmp_path: Path) -> None:
     lines = [vllm_response(routing(4)), vllm_response(routing(9))]
     refused(tmp_path, {"r.jsonl": lines}, "hidden layers 0 are all zeros, ", "; give --hf-config config.json")
-    told = "do not tell how many layers and experts a token"
+    told = "do not tell how many layers and experts per token"
     refused(tmp_path, {"r.jsonl": [sglang_response(routing(4))]}, told, kind=UsageError)
 
 

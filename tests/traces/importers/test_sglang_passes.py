@@ -1,6 +1,6 @@
 """SGLang's records by forward pass, counts and tokens: folded to logical experts as a loop over cells does it.
 
-Legend: H hidden layers; L MoE layers; E experts; P physical experts; R ranks; B passes; T tokens; K experts a token.
+Legend: H hidden layers; L MoE layers; E experts; P physical experts; R ranks; B passes; T tokens; K experts per token.
 """
 
 from collections.abc import Callable
@@ -120,7 +120,7 @@ def test_the_phase_follows_from_the_forward_mode_where_it_has_one(tmp_path: Path
 def test_a_config_of_another_width_is_refused(tmp_path: Path, top_k: int) -> None:
     map_HP = physical_map(np.random.default_rng(1), H, 12, 2)
     files = per_token(chosen(1, 2, 4, map_HP, dense=1), map_HP)
-    told = f"2 experts a token in 8 columns; config.json says {top_k}"
+    told = f"2 experts per token in 8 columns; config.json says {top_k}"
     refused(tmp_path, files, told, kind=MismatchError, config=config(H, 1, 12, top_k))
 
 

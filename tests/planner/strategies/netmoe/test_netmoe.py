@@ -134,7 +134,7 @@ def test_what_dealing_by_length_gives_stands_below_a_verdict_on_seconds_and_not_
     dealt, base, ours = (
         judged(plan)[label]["exchange_s"] for label in ("dealt/standard", "contiguous/standard", "plan/migrating")
     )
-    less = f"takes {1 - dealt / base:z.1%} less than contiguous, standard"
+    less = f"takes {100 * (1 - dealt / base):z.1f} % less than contiguous, standard"
     assert f"dealing samples by length alone, once per step in a data loader, {less}" in said(plan)
     over = plan.options["sample_policy"]["over_dealt"]
     assert over["value"] == pytest.approx(dealt - ours)
@@ -158,10 +158,10 @@ def test_a_gain_that_must_reach_a_share_is_told_as_one(plan: Any, gain: Any, wor
     forged = edited(forged, "verdict.share", dict(zip(("value", "low", "high"), gain, strict=True)))
     screen = said(edited(forged, "verdict.value", "benefit" if gain[1] > 0.02 else "none"))
     assert words in screen
-    assert ("; moving samples pays where the gain is surely above 2%" in screen) == (0 < gain[1] < 0.02)
+    assert ("; moving samples pays where the gain is surely above 2 %" in screen) == (0 < gain[1] < 0.02)
 
 
-@pytest.mark.parametrize(("seconds", "told"), [(1.25, "take 25.0% longer"), (0.75, "take 25.0% less time")])
+@pytest.mark.parametrize(("seconds", "told"), [(1.25, "take 25.0 % longer"), (0.75, "take 25.0 % less time")])
 def test_exchanges_that_take_longer_cost_time_and_shorter_ones_less(counts: Counts, seconds: float, told: str) -> None:
     plan = timed(counts(64), method="sum")
     taken = seconds * judged(plan)["contiguous/standard"]["exchange_s"]
@@ -174,8 +174,8 @@ def test_samples_that_are_all_alike_have_no_locality_and_no_benefit(tmp_path: Pa
     sizes = {"hidden_size": 64, "dtype_bytes": 2}
     plan = solved(stored(tmp_path / "alike", np.full((256, 3, 8), 64), ("sample",), **sizes))
     assert (plan.verdict.value, plan.verdict.metric) == ("none", "inter_bytes")
-    assert "no homes save more than 0.0%" in said(plan)
-    assert "0.0% fewer bytes between nodes than contiguous, standard" in said(plan)
+    assert "no homes save more than 0.0 %" in said(plan)
+    assert "0.0 % fewer bytes between nodes than contiguous, standard" in said(plan)
 
 
 def test_placement_and_homes_together_save_more_than_either_alone(tmp_path: Path, make_trace: Any) -> None:
