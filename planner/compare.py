@@ -21,7 +21,7 @@ from .evaluate.metrics import COPIES
 from .evaluate.price import STEP
 from .evaluate.scene import Scene
 from .evaluate.splits import SampleIndex, UnitIndex, index_samples, index_units
-from .evaluate.step_size import StepSize, Use, use_of, usual_size
+from .evaluate.step_size import StepSize, Use, as_prompts, use_of, usual_size
 from .loaded_plan import LoadedPlan, common_cluster, common_passes, known_model, load_plans
 from .options import EvaluationOptions, SecondsOptions
 from .request import Phase
@@ -82,6 +82,7 @@ class Comparison:
     cluster: Cluster
     size: StepSize | None  #: Of a step; None where steps were recorded
     use: Use | None  #: What runs
+    as_prompts: bool  #: Whether decoded tokens stand for those of prompts
     part: Part  #: The contenders: the plans, then their baselines
     compared: tuple[Compared, ...]
     #: unit, num_fitted: what judges, and how many of them were left out because a plan was fitted to them
@@ -187,6 +188,7 @@ def compare(
         cluster=cluster,
         size=None if "step" in source.known else size,
         use=use,
+        as_prompts=as_prompts(index.phases, use),
         part=evaluated.evaluation.fit,
         compared=tuple(_compared(one, loaded[0], evaluated, scene) for one in loaded),
         unit=scene.index.kind,

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from ..errors import InputError
 from ..runtime.decisions import Degree, DispatchModel, PipelineDecision, Record, Sha256, SidecarFile
 from ..runtime.plan import Metric, Plan, Verdict
 from ..solvers.outcome import Status
-from .evaluate.step_size import StepSize, Use, size_of
+from .evaluate.step_size import FIELDS, StepSize, Use, size_of
 
 MAX_SECONDS = 1e12  # of one figure: sums over all chunks of a layer stay finite
 
@@ -287,6 +287,7 @@ class EvaluationOptions(Options):
     samples_per_step: StepNumber | None = None
     tokens_per_step: StepNumber | None = None
     concurrency: StepNumber | None = None
+    as_prompts: Literal[True] | None = None  #: Whether decoded tokens stand for those of prompts; kept where true
     home: Literal["source_rank", "ordinal", "none"]
     step: Literal["recorded", "derived"]
 
@@ -298,6 +299,11 @@ class EvaluationOptions(Options):
             return {name: value for name, value in values.items() if name != "samples_per_step"}
         return values
 
+    @model_serializer(mode="wrap")
+    def _kept(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        return values if self.as_prompts else {name: one for name, one in values.items() if name != "as_prompts"}
+
     @classmethod
     def use_in(cls, plan: Plan) -> Use | None:
         """What ran where a plan was judged; None where it does not say."""
@@ -306,7 +312,7 @@ class EvaluationOptions(Options):
     @property
     def size(self) -> StepSize | None:
         """Size of derived steps."""
-        return size_of(self.samples_per_step, self.tokens_per_step, self.concurrency)
+        return size_of(**{name: getattr(self, name) for name in FIELDS.values()})
 
 
 class SecondsOptions(Options):

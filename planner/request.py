@@ -8,7 +8,7 @@ from typing import Any, Literal, Self, get_type_hints
 
 from ..errors import InputError, UsageError
 from ..profilers.cluster import Cluster
-from .evaluate.step_size import StepSize, size_of, sizes_of
+from .evaluate.step_size import FIELDS, StepSize, size_of
 from .params import Flag, Params, choices, flags_of, option_of
 from .strategies.registry import STRATEGIES
 
@@ -35,21 +35,19 @@ class Request:
     phases: tuple[Phase, ...] = ()  #: Only tokens of these phases count; empty: all
     fit_fraction: float | None = None  #: The share of samples to fit on; None: half of them, or all of one alone
     purpose: Literal["serving", "training"] | None = None  #: What the plan is for; None: as the trace's phases say
-    #: samples_per_step, tokens_per_step, concurrency: what runs at once where steps were not recorded, at most one of
-    #: them; None: as many tokens as are usual
-    samples_per_step: int | None = None
-    tokens_per_step: int | None = None
-    concurrency: int | None = None
+    size: StepSize | None = None  #: Amount that runs at once where steps were not recorded; None: the usual one
     seed: int = 0
 
     @classmethod
     def of(cls, *, strategy: str, **settings: Any) -> Self:
-        """A request by the names of its own fields and of the strategy's parameters.
+        """A request by the names of its own fields, of `size_of`'s and of the strategy's parameters.
 
         UsageError for a flag of another strategy, or a value that a flag does not take.
         """
         if strategy not in STRATEGIES:
             raise UsageError(f"--strategy {strategy}; expected one of {', '.join(STRATEGIES)}")
+        if sizes := {name: settings.pop(name) for name in FIELDS.values() if name in settings}:
+            settings["size"] = size_of(**sizes)
         shared, kind = {one.name for one in dataclasses.fields(cls)}, STRATEGIES[strategy].params
         params = {name: value for name, value in settings.items() if name not in shared and value is not None}
         own, hints = dict(flags_of(kind)), get_type_hints(kind)
@@ -70,8 +68,7 @@ class Request:
             raise UsageError("one device: there is nothing to place; say where the plan is for with --cluster NxG")
         if self.fit_fraction is not None and not 0 < self.fit_fraction <= 1:
             raise UsageError(f"--fit-fraction {self.fit_fraction}; expected above 0 and at most 1")
-        check_size(self.samples_per_step, self.tokens_per_step, self.concurrency)
-        if self.concurrency is not None and self.purpose == "training":
+        if self.size is not None and self.size.unit == "sequences" and self.purpose == "training":
             raise UsageError("--concurrency with --for training, which decodes nothing; leave one of them away")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed {self.seed!s:.30}; expected at least 0 and below 2^63")
@@ -89,31 +86,6 @@ class Request:
         if wild := [weight for _, weight in self.mixture if not 1e-9 <= weight <= 1e9]:
             raise UsageError(f"--trace of weight {wild[0]}; expected weights above 0, 1e-9 to 1e9")
         self.params.check(self.cluster)
-
-    @property
-    def size(self) -> StepSize | None:
-        """The size of a step that was asked for."""
-        return size_of(self.samples_per_step, self.tokens_per_step, self.concurrency)
-
-    def sized(self, size: StepSize) -> Self:
-        """The request in steps of a size."""
-        numbers = {size.unit: size.number}
-        return dataclasses.replace(
-            self,
-            samples_per_step=numbers.get("samples"),
-            tokens_per_step=numbers.get("tokens"),
-            concurrency=numbers.get("sequences"),
-        )
-
-
-def check_size(samples: int | None, tokens: int | None, sequences: int | None) -> None:
-    """Refuse samples, tokens or concurrent sequences of a step that are none, or several of the three."""
-    sizes = sizes_of(samples, tokens, sequences)
-    if len(sizes) > 1:
-        raise UsageError(f"{' and '.join(size.flag for size in sizes)} each say how large a step is; give one of them")
-    for size in sizes:
-        if not 1 <= size.number < 2**31:
-            raise UsageError(f"{size.flag} {size.number}; expected at least 1 and below 2^31")
 
 
 def _anothers(name: str, strategy: str) -> str:

@@ -25,7 +25,7 @@ from .evaluate.journey import today
 from .evaluate.replay import RememberingReplay, Replay, step_loads, tallied
 from .evaluate.scene import Scene
 from .evaluate.splits import SampleIndex, UnitIndex, index_samples, index_units
-from .evaluate.step_size import StepSize, Use, use_of, usual_size
+from .evaluate.step_size import FIELDS, StepSize, Use, as_prompts, use_of, usual_size
 from .evaluate.steps import FEW
 from .evaluate.traffic import walk_samples
 from .loaded_plan import check_model
@@ -311,9 +311,8 @@ class Task:
             unit=index.split_kind,
             phases=request.phases,
             use=self.use,
-            samples_per_step=size.number if derived and size.unit == "samples" else None,
-            tokens_per_step=size.number if derived and size.unit == "tokens" else None,
-            concurrency=size.number if derived and size.unit == "sequences" else None,
+            as_prompts=as_prompts(index.phases, self.use) or None,
+            **{FIELDS[size.unit]: size.number} if derived else {},
             home="none" if by_counts else "source_rank" if recorded else "ordinal",
             step="derived" if derived else "recorded",
         )

@@ -21,7 +21,8 @@ def check_judged(
     assert plan.evaluation is not None
     try:
         ours, theirs = EvaluationOptions.of(plan), task.evaluation_options
-        ours = ours if ours.use else ours.model_copy(update={"use": theirs.use})  # of older plans
+        missing = {name: getattr(theirs, name) for name in ("use", "as_prompts") if getattr(ours, name) is None}
+        ours = ours.model_copy(update=missing)  # of older plans
         if differing := [name for name in type(ours).model_fields if getattr(ours, name) != getattr(theirs, name)]:
             says, gives = ({name: getattr(one, name) for name in differing} for one in (ours, theirs))
             raise CertificationError(f"options.evaluation: {says}; the trace gives {gives}")

@@ -99,10 +99,9 @@ def compare(
     from ..document import check_page
     from ..evaluate.step_size import size_of
     from ..report.compare import as_dict, compare_report, write_matrices
-    from ..request import check_size, profile_for
+    from ..request import profile_for
 
-    check_size(samples_per_step, tokens_per_step, concurrency)
-    size = size_of(samples_per_step, tokens_per_step, concurrency)
+    size = size_of(samples_per_step=samples_per_step, tokens_per_step=tokens_per_step, concurrency=concurrency)
     if output is not None:
         check_page(output, "; expected a page of the bytes between devices")
     with progress() as say:

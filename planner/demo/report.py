@@ -25,14 +25,14 @@ def demo_report(demo: Demo, console: Console) -> None:
     assert demo.prefill.verdict is not None
     hardware = f"--preset {PRESET} --cluster {CLUSTER} --link {LINK}"
     first = Text.of(
-        f"1. {EXAMPLE} on 2 nodes of 8 H200 ({hardware}): recorded tokens, taken as if of prompts",
+        f"1. {EXAMPLE} on 2 nodes of 8 H200 ({hardware})",
         answer(demo.prefill),
     )
     judging = demo.prefill.evaluation.judging
     sizes = Text.of(*by_size(demo.prefill.verdict, judging), f"decode, eplb alone: {answer(demo.decode)}")
     second = Text.of(
-        f"2. a small model on 4 processes of this machine, under {len(demo.runs)} plans: {demo.num_samples} samples,"
-        f" {demo.num_tokens:,} tokens"
+        f"2. a small model on 4 processes of this machine, as today and under {len(demo.runs) - 1} plans:"
+        f" {demo.num_samples} samples, {demo.num_tokens:,} tokens"
     )
     ranked = table(demo.prefill, judging)
     parts = (first, ranked, sizes), (second, _runs(demo), Text.of(*_seconds(demo))), (Text.of(*_conclusion(demo)),)

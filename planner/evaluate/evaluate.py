@@ -66,7 +66,8 @@ def evaluate(
             for (weight, scene), of_scene in zip(weighted, of_scenes, strict=True)
         ]
         figures.append(dict(zip(labels, map(Figures.weighted, zip(*rows, strict=True)), strict=True)))
-        parts.append(_part([scene.cohorts[number] for _, scene in weighted], contenders, figures[-1]))
+        cohorts = [(weight, scene.cohorts[number]) for weight, scene in weighted]
+        parts.append(_part(cohorts, contenders, figures[-1]))
     judging = [of_parts[-1] for of_parts in contexts]
     tallies = {label: context.tally for label, context in zip(labels, judging[0], strict=True)}
     return Evaluated(
@@ -175,8 +176,11 @@ def _moving(scene: Scene, contenders: Sequence[Contender]) -> tuple[list[Journey
     return [*journeys.values()], homes
 
 
-def _part(cohorts: Sequence[Cohort], contenders: Sequence[Contender], figures: Mapping[str, Figures]) -> Part:
+def _part(
+    weighted: Sequence[tuple[float, Cohort]], contenders: Sequence[Contender], figures: Mapping[str, Figures]
+) -> Part:
     """Part of an evaluation, as a plan stores it; InputError without any token, as counts of nothing have none."""
+    cohorts = [cohort for _, cohort in weighted]
     if not any(cohort.num_tokens for cohort in cohorts):
         raise InputError("no token is routed in what was fitted, or in what judges; expected some in both: record more")
     return Part(
@@ -184,7 +188,7 @@ def _part(cohorts: Sequence[Cohort], contenders: Sequence[Contender], figures: M
         num_tokens=sum(cohort.num_tokens for cohort in cohorts),
         num_steps=sum(cohort.num_steps for cohort in cohorts),
         dropped_samples=sum(cohort.dropped for cohort in cohorts),
-        tokens_per_step=sum(cohort.tokens_per_step for cohort in cohorts) / len(cohorts),
+        tokens_per_step=sum(weight * cohort.tokens_per_step for weight, cohort in weighted),
         contenders=tuple(
             Row(name=one.name, dispatch_model=one.journey.dispatch_model, metrics=figures[one.label].metrics())
             for one in contenders

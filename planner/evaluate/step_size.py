@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
+from ...errors import UsageError
+
 Use = Literal["decode", "prefill", "training"]
 Unit = Literal["samples", "tokens", "sequences"]
+FIELDS: dict[Unit, str] = {"samples": "samples_per_step", "tokens": "tokens_per_step", "sequences": "concurrency"}
 USUAL: dict[Use, int] = {"decode": 64, "prefill": 4096, "training": 8192}  # tokens of a step per device
 
 
@@ -19,22 +22,25 @@ class StepSize:
     @property
     def flag(self) -> str:
         """Flag that gives it."""
-        return {"samples": "--samples-per-step", "tokens": "--tokens-per-step", "sequences": "--concurrency"}[self.unit]
+        return f"--{FIELDS[self.unit].replace('_', '-')}"
 
     def times(self, factor: float) -> Self:
         """Another size, at least one."""
         return type(self)(self.unit, max(round(self.number * factor), 1))
 
 
-def sizes_of(samples: int | None, tokens: int | None, sequences: int | None) -> list[StepSize]:
-    """The sizes that are given."""
-    numbers: tuple[tuple[Unit, int | None], ...] = (("samples", samples), ("tokens", tokens), ("sequences", sequences))
-    return [StepSize(unit, number) for unit, number in numbers if number is not None]
-
-
-def size_of(samples: int | None, tokens: int | None, sequences: int | None) -> StepSize | None:
-    """The first size that is given; None without any."""
-    return next(iter(sizes_of(samples, tokens, sequences)), None)
+def size_of(
+    *, samples_per_step: int | None = None, tokens_per_step: int | None = None, concurrency: int | None = None
+) -> StepSize | None:
+    """The size that is given, None without any; UsageError for several, or a number out of range."""
+    numbers = zip(FIELDS, (samples_per_step, tokens_per_step, concurrency), strict=True)
+    sizes = [StepSize(unit, number) for unit, number in numbers if number is not None]
+    if len(sizes) > 1:
+        raise UsageError(f"{' and '.join(size.flag for size in sizes)} each say how large a step is; give one of them")
+    for size in sizes:
+        if not 1 <= size.number < 2**31:
+            raise UsageError(f"{size.flag} {size.number}; expected at least 1 and below 2^31")
+    return sizes[0] if sizes else None
 
 
 def use_of(phases: Sequence[str], size: StepSize | None, purpose: str | None = None, *, whole: bool) -> Use | None:
@@ -49,6 +55,11 @@ def use_of(phases: Sequence[str], size: StepSize | None, purpose: str | None = N
     if size is None and tuple(phases) == ("decode",) and not whole:
         return "decode"
     return "prefill" if phases or purpose else None
+
+
+def as_prompts(phases: Sequence[str], use: Use | None) -> bool:
+    """Whether decoded tokens stand for those of prompts."""
+    return tuple(phases) == ("decode",) and use == "prefill"
 
 
 def usual_size(use: Use | None, num_devices: int) -> StepSize:

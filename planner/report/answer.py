@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from ...errors import InputError
 from ...runtime.plan import Contender, Metric, Part, Plan, SizedGain, Verdict
@@ -11,7 +12,7 @@ from ..evaluate.evaluate import MATTERS
 from ..evaluate.journey import TODAY
 from ..evaluate.metrics import ATTENTION, BALANCE, COMBINE, DISPATCH, EXPERTS, KV, METRICS
 from ..evaluate.price import STEP
-from ..evaluate.step_size import StepSize, Use
+from ..evaluate.step_size import StepSize
 from ..figures import (
     TimeUnit,
     bytes_text,
@@ -27,6 +28,9 @@ from ..figures import (
 )
 from ..options import EvaluationOptions, SecondsOptions
 from ..strategies.strategy import Strategy
+
+if TYPE_CHECKING:
+    from ..compare import Comparison
 
 MOST_REMARKS = 5
 EXCHANGES = {KV: "gathering K and V", DISPATCH: "dispatch", COMBINE: "combine"}
@@ -69,7 +73,7 @@ def answer(plan: Plan) -> str:
     unit, gain = options.unit, gain_words(verdict, part)
     number = part.num_steps if unit == "step" else part.num_samples
     samples = f"on {number:,} {'unseen' if evaluation.held_out else 'fitted'} {unit}{'s' * (number != 1)}"
-    where = f"{step_words(options.size, options.use, part)}, {samples}{_memory(plan)}"
+    where = f"{step_words(options, part)}, {samples}{_memory(plan)}"
     if part.contenders[0].metrics == find(part, verdict.against).metrics:
         return f"what runs today, the baseline of every verdict: {gain}, {where}"
     if verdict.value == "benefit":
@@ -79,8 +83,9 @@ def answer(plan: Plan) -> str:
     return f"no benefit expected: {gain}{short_of(verdict)}, {where}"
 
 
-def step_words(size: StepSize | None, use: Use | None, part: Part) -> str:
-    """What a step is: what runs, and its tokens."""
+def step_words(judged: "EvaluationOptions | Comparison", part: Part) -> str:
+    """A step in words: its use, and its tokens."""
+    size, use = judged.size, judged.use
     mean = part.tokens_per_step or part.num_tokens / part.num_steps  # of older plans about
     tokens = f"{mean:,.0f} tokens"
     if size is None:
@@ -88,7 +93,8 @@ def step_words(size: StepSize | None, use: Use | None, part: Part) -> str:
     if size.unit == "sequences":
         return f"decode, {size.number:,} concurrent sequences: {tokens} per step"
     what = f"{tokens} per step" if size.unit == "tokens" else f"{size.number:,} samples per step ({tokens})"
-    return f"{use}, {what}" if use else what
+    prompts = " (decoded tokens, taken as if of prompts)" if judged.as_prompts else ""
+    return f"{use}{prompts}, {what}" if use else what
 
 
 def _memory(plan: Plan) -> str:

@@ -104,7 +104,7 @@ def _answers(comparison: Comparison) -> Iterator[str]:
     dropped = f" ({part.dropped_samples} trailing {unit}s dropped)" if part.dropped_samples else ""
     yield (
         f"on {printable(comparison.trace)}: {part.num_samples:,} {'fitted' if comparison.seen else 'unseen'} {unit}s,"
-        f" {part.num_tokens:,} tokens; {step_words(comparison.size, comparison.use, part)}, {steps}{dropped}; cluster"
+        f" {part.num_tokens:,} tokens; {step_words(comparison, part)}, {steps}{dropped}; cluster"
         f" {comparison.cluster}"
     )
 

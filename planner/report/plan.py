@@ -16,7 +16,7 @@ from ...solvers.placement import Placement
 from ..document import Section, Text, to_console
 from ..evaluate.metrics import METRICS
 from ..evaluate.price import STEP
-from ..figures import TimeUnit, contender_table
+from ..figures import TimeUnit, contender_table, percent
 from ..options import EvaluationOptions, SecondsOptions
 from ..strategies.registry import STRATEGIES, chosen_by, strategy
 from ..strategies.strategy import Strategy

@@ -28,8 +28,8 @@ def phased(trace: Any, folder: Path, *phases: str) -> Any:
 
 def kept(plan: Any) -> dict[str, Any]:
     """What a plan keeps of its steps."""
-    names = ("use", "samples_per_step", "tokens_per_step", "concurrency", "step")
-    return {name: value for name in names if (value := plan.options["evaluation"][name]) is not None}
+    names = ("use", "samples_per_step", "tokens_per_step", "concurrency", "as_prompts", "step")
+    return {name: value for name in names if (value := plan.options["evaluation"].get(name)) is not None}
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,13 @@ def kept(plan: Any) -> dict[str, Any]:
             "decode, 256 concurrent sequences: 256 tokens per step",
         ),
         (("prefill",), {}, "prefill", {"tokens_per_step": 4096 * DEVICES}, "prefill, 16,384 tokens per step"),
+        (
+            ("decode",),
+            {"tokens_per_step": 256},
+            "prefill",
+            {"tokens_per_step": 256, "as_prompts": True},
+            "prefill (decoded tokens, taken as if of prompts), 256 tokens per step",
+        ),
         (("prefill", "decode"), {}, "prefill", {"tokens_per_step": 4096 * DEVICES}, "prefill, 16,384 tokens per step"),
         (("train",), {}, "training", {"tokens_per_step": 8192 * DEVICES}, "training, 32,768 tokens per step"),
         (("prefill",), {"purpose": "training"}, "training", {"tokens_per_step": 8192 * DEVICES}, "training, 32,768"),

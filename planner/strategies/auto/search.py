@@ -110,7 +110,7 @@ class Search:
     @cached_property
     def metric(self) -> Currency:
         """The currency: the seconds of a step where those of today's are known, else the busiest device's load."""
-        task = replace(self.task, request=self.task.request.sized(self.task.size), inner=True)
+        task = replace(self.task, request=replace(self.task.request, size=self.task.size), inner=True)
         usual = today(task.model, task.request.cluster)
         evaluated = evaluate(task.judging_scenes, [usual], replay=task.replay)
         return STEP if STEP in evaluated.judged[usual.label].value else BALANCE
@@ -239,7 +239,8 @@ class Search:
     def task_of(self, part: Part, base: "Decided | None", *, inner: bool, search_s: float = math.inf) -> Task:
         """The task of a part on top of what was decided, in the same steps as all others."""
         request = replace(
-            self.task.request.sized(self.task.size),
+            self.task.request,
+            size=self.task.size,
             strategy=part.strategy.name,
             params=part.params.within(search_s, patient=inner and self.params.time_limit_s is None),
             dispatch_model=part.dispatch_model,

@@ -82,3 +82,10 @@ def test_a_trace_of_few_steps_goes_with_one_of_many(make_trace: Any) -> None:
     ours = plan.evaluation.held_out.contenders[0].metrics["balance"]
     assert ours.low < ours.value < ours.high
     assert "metrics of every contender" in certify(plan, short.path).checks
+
+
+def test_tokens_per_step_of_a_mixture_are_weighted_as_its_traces_are(make_trace: Any) -> None:
+    few, many = (make_trace(samples=24, tokens=tokens, seed=tokens) for tokens in (4, 12))
+    plan = mixed((few, 3.0), (many, 1.0), samples_per_step=6)
+    assert plan.evaluation.held_out.tokens_per_step == (3 * 6 * 4 + 1 * 6 * 12) / 4
+    assert "metrics of every contender" in certify(plan, few.path).checks
