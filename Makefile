@@ -43,7 +43,7 @@ clean:
 	@echo "installing into .venv: about 2 GB, once"
 	.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt "setuptools>=77"
 	rm -rf build *.egg-info
-	.venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt ".[dev]"
+	test -t 1 || quiet=-q; .venv/bin/python -m pip install $$quiet --disable-pip-version-check -c constraints.txt ".[dev]"
 	rm -rf build *.egg-info
 	mkdir -p .venv/src && ln -sfn ../.. .venv/src/moeplan
 	touch $@
