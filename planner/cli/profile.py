@@ -88,22 +88,14 @@ def profile(
         if file.profile is None:  # not rank 0 of a launched world
             return
         result, notes = file.profile, file.notes
-    elif curves:
-        from ...profilers.description import on_cluster
-
-        node = _node_curves(preset, from_tables, system or "")
-        result, notes = on_cluster(node, cluster, link or ()), ()
-        if replaced := len(node.series) - len(result.series):
-            notes = (f"{replaced} curves are left out: the link that they crossed is as given",)
-    elif cluster is not None:
-        from ...profilers.description import describe
-
-        result, notes = describe(cluster, link or ()), ()
-    else:
+    elif merge:
         from ...profilers.merge import merge_files
 
         merged = merge_files(profiles or ())
         result, notes = merged.profile, merged.notes
+    else:
+        node = _node_curves(preset, from_tables, system or "") if curves else None
+        result, notes = _described(node, cluster, link or ())
     picture: list[str] = []
     if plot is not None:
         from ..report.profile_picture import text_picture
@@ -132,6 +124,18 @@ def profile(
         _print(result, notes, path, picture, recorded)
     if not result.complete:
         end_interrupted(f"{path} holds what was measured until then")
+
+
+def _described(node: "Profile | None", cluster: str | None, links: Sequence[str]) -> "tuple[Profile, tuple[str, ...]]":
+    """The profile of a cluster that is described, by the curves of one node where they are known, and notes on it."""
+    from ...profilers.description import describe, on_cluster
+
+    if node is None:
+        return describe(cluster or "", links), ()
+    result = on_cluster(node, cluster, links)
+    replaced = len(node.series) - len(result.series)
+    note = f"{replaced} curves are left out: the link that they crossed is as given"
+    return result, (note,) if replaced else ()
 
 
 def _node_curves(preset: str | None, tables: Path | None, system: str) -> "Profile":
