@@ -138,19 +138,7 @@ def _check_benefit(loaded: "Plan", plan: Path, verb: str) -> None:
 
     verdict = loaded.verdict
     if verdict is not None and verdict.value == "none" and verdict.gain.low is not None:
-        said = _doubt(loaded) if loaded.evaluation is None else answer(loaded)
-        raise NoBenefitError(f"{plan}: {said}; to {verb} it anyway, give --force")
-
-
-def _doubt(plan: "Plan") -> str:
-    """Why a plan may not pay, by its own verdict; empty where it does."""
-    if plan.verdict is None:
-        return "not judged: nothing shows whether the plan pays"
-    if plan.verdict.value == "benefit":
-        return ""
-    if plan.verdict.gain.low is None:
-        return "no benefit shown: the plan's figures have no interval"
-    return "no benefit expected: the plan's own figures show none"
+        raise NoBenefitError(f"{plan}: {answer(loaded)}; to {verb} it anyway, give --force")
 
 
 def _activated(loaded: "Plan", plan: Path) -> tuple[dict[str, Any], list[str]]:
@@ -160,10 +148,9 @@ def _activated(loaded: "Plan", plan: Path) -> tuple[dict[str, Any], list[str]]:
     from ..report.answer import answer
 
     predictor_of(loaded, plan.parent)  # which the plan alone does not certify
-    lines = [_doubt(loaded) if loaded.verdict is None else answer(loaded)]
     active = activate(plan)
-    lines.append(f"active    {active}    moeplan.runtime.load_plan() finds it from here downward")
-    return {"active": str(active)}, lines
+    found = f"active    {active}    moeplan.runtime.load_plan() finds it from here downward"
+    return {"active": str(active)}, [answer(loaded), found]
 
 
 def _prepared(plan: "Plan", engine: str, output: Path, hf_config: Path | None) -> "Exported":
@@ -180,12 +167,13 @@ def _prepared(plan: "Plan", engine: str, output: Path, hf_config: Path | None) -
 def _written(plan: "Plan", exported: "Exported", engine: str, output: Path) -> tuple[dict[str, Any], list[str]]:
     """Write files for an engine: what was written, as JSON with the command that starts it, and as lines."""
     from ...runtime.exports import ENGINES, write
+    from ..report.answer import answer, doubt
 
     write(exported, output)
     rule, files, conditions = ENGINES[engine].replica_rule, list(exported.files), list(exported.conditions)
     lines = [f"wrote     {output}    {', '.join(files)}"]
-    if doubt := _doubt(plan):
-        lines.append(f"verdict   {doubt}")
+    if doubt(plan):
+        lines.append(f"verdict   {answer(plan)}")
     placement = plan.placement
     if rule is not None and placement is not None and placement.has_replicas:
         own, judge = placement.replica_rule, f"moeplan compare PLAN --replica-rule {rule}"
@@ -231,6 +219,8 @@ def _undone(directory: Path, output: Path) -> tuple[dict[str, Any], list[str]]:
 
 def _notes(plan: "Plan", result: "Permuted") -> list[str]:
     """Notes to read before the checkpoint is served, a line each."""
+    from ..report.answer import answer, doubt
+
     num_devices = plan.cluster.num_devices
     notes = [
         f"start the engine with expert parallelism over {num_devices} ranks,"
@@ -244,8 +234,8 @@ def _notes(plan: "Plan", result: "Permuted") -> list[str]:
         )
     if beside := [name.replace("_", " ") for name in plan.decisions.names if name != "placement"]:
         notes.append(f"a checkpoint carries the placement, not the plan's {' and '.join(beside)}")
-    if doubt := _doubt(plan):
-        notes.append(doubt)
+    if doubt(plan):
+        notes.append(answer(plan))
     if result.left_alone:
         notes.append(f"left as they are, outside the plan: {', '.join(result.left_alone)}")
     if result.left_out:

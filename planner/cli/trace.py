@@ -285,7 +285,7 @@ def example(
     Example:
       moeplan trace example gpt-oss-20b -o traces
     """
-    from ...traces.examples import EXAMPLES, write_example
+    from ...traces.examples import CLUSTER, EXAMPLES, write_example
 
     if name == "list":
         print_json({"examples": list(EXAMPLES)}) if as_json else print(", ".join(EXAMPLES))
@@ -295,4 +295,4 @@ def example(
         print_json({"trace": str(output), "num_tokens": trace.num_tokens, "model": trace.model.name})
     else:
         print(f"example   {trace.num_tokens:,} tokens of {trace.model.name}, a real recording")
-        print(f"wrote     {output}    next: moeplan solve --trace {output} --cluster 2x8")
+        print(f"wrote     {output}    next: moeplan solve --trace {output} --cluster {CLUSTER}")

@@ -10,11 +10,11 @@ from ...profilers import profile
 from ...profilers.description import on_cluster
 from ...profilers.presets import load_preset
 from ...runtime.plan import Plan
-from ...traces.examples import write_example
+from ...traces.examples import CLUSTER, write_example
 from ..request import Request
 from ..solve import make
 
-EXAMPLE, PRESET, CLUSTER, LINK = "gpt-oss-20b", "h200_sxm", "2x8", "inter=50:5"
+EXAMPLE, PRESET, LINK = "gpt-oss-20b", "h200_sxm", "inter=50:5"
 TOKENS, SEQUENCES = 16_384, 1_024  # of a step in prefill, and in decode
 
 

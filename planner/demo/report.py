@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 
 from ...runtime.plan import Metric
+from ...traces.examples import CLUSTER
 from ..document import Column, Section, Table, Text, to_console
 from ..evaluate.metrics import COPIES, EXCHANGE, EXPERTS, METRICS
 from ..evaluate.price import STEP
@@ -13,7 +14,7 @@ from ..figures import TimeUnit
 from ..report.answer import answer, by_size
 from ..strategies.auto.sections import table
 from .job import Demo
-from .published import CLUSTER, EXAMPLE, LINK, PRESET
+from .published import EXAMPLE, LINK, PRESET
 
 MOST_SPAN = 3.0  # of an interval, high over low: a wider one tells nothing
 SAME = 1e-3  # of logits in float32

@@ -64,11 +64,20 @@ def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
     return f"{change_text(share.value)} {noun} ({figures}; {interval})"
 
 
+def doubt(plan: Plan) -> str:
+    """What a plan's verdict lacks of a benefit; empty where it lacks nothing."""
+    if plan.verdict is None:
+        return "not judged"
+    if plan.verdict.value == "benefit":
+        return ""
+    return "no benefit shown" if plan.verdict.gain.low is None else "no benefit expected"
+
+
 def answer(plan: Plan) -> str:
     """Whether a plan pays, and by how much, for which step, on which samples."""
     verdict, evaluation = plan.verdict, plan.evaluation
     if verdict is None or evaluation is None:
-        return "not judged"
+        return f"{doubt(plan) or 'benefit'}: the plan holds no figures that show it"
     part, options = evaluation.judging, EvaluationOptions.of(plan)
     unit, gain = options.unit, gain_words(verdict, part)
     number = part.num_steps if unit == "step" else part.num_samples
@@ -76,11 +85,11 @@ def answer(plan: Plan) -> str:
     where = f"{step_words(options, part)}, {samples}{_memory(plan)}"
     if part.contenders[0].metrics == find(part, verdict.against).metrics:
         return f"what runs today, the baseline of every verdict: {gain}, {where}"
-    if verdict.value == "benefit":
+    if not (doubted := doubt(plan)):
         return f"{gain}, {where}"
     if verdict.gain.low is None:
-        return f"no benefit shown: {gain}, {where}; one step shows nothing of others: record more"
-    return f"no benefit expected: {gain}{short_of(verdict)}, {where}"
+        return f"{doubted}: {gain}, {where}; one step shows nothing of others: record more"
+    return f"{doubted}: {gain}{short_of(verdict)}, {where}"
 
 
 def step_words(judged: "EvaluationOptions | Comparison", part: Part) -> str:

@@ -20,8 +20,9 @@ from ..reader import Trace, open_trace
 from ..schema import PHASES, TokenBatch, TraceMeta
 from ..writer import TraceWriter
 
-__all__ = ["EXAMPLES", "example_tokens", "write_example"]
+__all__ = ["CLUSTER", "EXAMPLES", "example_tokens", "write_example"]
 
+CLUSTER = "2x8"  # that the first journey with an example plans for
 EXAMPLES = {
     "gpt-oss-20b": ModelSpec(
         name="gpt-oss-20b",

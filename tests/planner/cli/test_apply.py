@@ -71,7 +71,7 @@ def test_what_an_engine_makes_of_a_coherent_plan_without_benefit_is_said(moeplan
     save(plan_of(spec(), ROWS, options=options, verdict=verdict), folder / "coherent.json")
     screen = moeplan("apply", "coherent.json", "--checkpoint", "model", "-o", "planned", cwd=folder).stdout
     assert "the plan is for coherent dispatch; an engine's standard dispatch returns tokens home" in screen
-    assert "no benefit shown: the plan's figures have no interval" in screen
+    assert "no benefit shown: the plan holds no figures" in screen
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_plan_without_verdict_or_interval_is_applied_with_a_warning(
     assert "no benefit shown: " in said
     assert "one step shows nothing" in said
     save(plan.model_copy(update={"evaluation": None, "verdict": None, "outcome": {}}), home / "bare.json")
-    assert "not judged: nothing shows whether the plan pays" in moeplan("apply", "bare.json", cwd=home).stdout
+    assert "not judged: the plan holds no figures" in moeplan("apply", "bare.json", cwd=home).stdout
     written = moeplan("apply", "bare.json", "--engine", "vllm", "-o", "bare", cwd=home).stdout
     assert "verdict   not judged" in written
 
