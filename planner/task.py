@@ -1,4 +1,4 @@
-"""A task: what a strategy is given, its request with the trace, the base and what is read of them once.
+"""Task of a strategy: its request, the trace, the base, and figures of both that are read once.
 
 Legend: U units; B steps; L MoE layers; E experts.
 """
@@ -42,7 +42,7 @@ PARTS = 4  # of the fitted units, three of which are much like all of them
 
 @dataclass(frozen=True)
 class Task:
-    """A request, checked; what is read of its files is read when it is first asked for, and once."""
+    """A checked request; its files are read once, when first needed."""
 
     bounds: ClassVar[bool] = True  # whether what is decided is bounded, too
     tallied = staticmethod(tallied)  # what tallies journeys
@@ -113,7 +113,7 @@ class Task:
         return how(self.source, phases=self.request.phases or None)
 
     def _once(self, key: tuple[Hashable, ...], read: Callable[[], T]) -> T:
-        """What tasks read of a trace, once for all of them."""
+        """Figures of a trace that several tasks share."""
         key = (self.request.trace, *key)
         if key not in self.shared:
             self.shared[key] = read()
@@ -154,11 +154,11 @@ class Task:
 
     @cached_property
     def use(self) -> Use | None:
-        """What runs: as asked for, else as the phases of the tokens say."""
+        """Use that is planned for: as asked for, else by the phases of the tokens."""
         return self.use_for(self.request.purpose)
 
     def use_for(self, purpose: str | None) -> Use | None:
-        """What runs for a purpose; None: as the phases of the tokens say."""
+        """Use for a purpose; None: by the phases of the tokens."""
         size, whole = self.request.size if self._derives_steps else None, self.moves_samples
         return use_of(self.index.phases, size, purpose, whole=whole or self.index.kind != "sample")
 
@@ -277,7 +277,7 @@ class Task:
 
     @property
     def slots(self) -> Ints:
-        """The slots of every device as asked for, else as many as in the plan in force, none on dead ones, `[D]`."""
+        """Slots of every device, `[D]`: as asked for, else as in the plan in force; 0 on dead devices."""
         slots, redundant = getattr(self.params, "slots", None), getattr(self.params, "redundant", 0)
         before = None if self.previous is None else self.previous.placement
         if before is not None and slots is None and not redundant:

@@ -85,7 +85,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One size to measure in a world, all ranks or those of the node; the dtypes of a case take turns."""
+    """A size to measure on all ranks or on those of a node; the dtypes of a case take turns."""
 
     turn: int
     depth: int  #: 0 at the ends of its series' sizes, 1 halfway between, and so on

@@ -1,4 +1,4 @@
-"""The log of a run: the reports of its ranks, the profile that they make at any moment, and what it continues."""
+"""Log of a run: the reports of its ranks, the profile so far, and the earlier run that it continues."""
 
 import dataclasses
 import time
@@ -21,7 +21,7 @@ SAVE_S = 15.0
 
 
 class Log:
-    """The reports of the ranks so far, added to what an earlier run has measured.
+    """Reports of the ranks so far, added to the measurements of an earlier run.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class Log:
             self._saved = time.monotonic()
 
     def profile(self, *, complete: bool, fitted: bool = True) -> Profile:
-        """The profile of what was measured so far."""
+        """Profile of all measurements so far."""
         assert self.start is not None
         cluster = cluster_of(self.start.hosts)
         series = self._series(fitted)
@@ -195,7 +195,7 @@ def _check_world(profile: Profile, start: Start) -> None:
 
 
 def _check_grid(measured: Mapping[Place, Measurement], grid: Mapping[Place, int]) -> None:
-    """Refuse what is no place of the grid, or has other work than the grid gives it; the first is named."""
+    """Refuse measurements outside the grid, or of other work than the grid gives; the first is named."""
     for place, measurement in measured.items():
         at = ", ".join(f"{axis} {value}" for axis, value in place.size)
         if place not in grid:

@@ -54,7 +54,7 @@ class Measurement:
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the median of what the samples are drawn from; fewer than 6 give their range, which is less.
+    """95 % interval of the median of the samples' distribution; fewer than 6 samples give their range, which is less.
 
     Notes
     -----

@@ -13,7 +13,7 @@ from .series import LinkKind
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A merged profile, and in words what was decided between its parts."""
+    """A merged profile, and notes on choices between its parts."""
 
     profile: Profile
     notes: tuple[str, ...]
@@ -103,7 +103,7 @@ def _cluster(first: Cluster, second: Cluster, names: tuple[str, str]) -> Cluster
 
 
 def _same_device(first: Profile, second: Profile, names: tuple[str, str]) -> None:
-    """Refuse what was measured on different devices."""
+    """Refuse measurements on different devices."""
     devices = [profile.environment.device if profile.environment else None for profile in (first, second)]
     if None not in devices and devices[0] != devices[1]:
         raise MismatchError(

@@ -1,4 +1,4 @@
-"""The Profile: what was measured, described or read from tables of the hardware, and its JSON form."""
+"""The Profile: hardware as measured, described or read from tables, and its JSON form."""
 
 import datetime
 import os

@@ -1,4 +1,4 @@
-"""The routed block's own compute: what `runtime` calls on every rank, and what the case `routed_block` measures.
+"""The routed block's own compute: called by `runtime` on every rank, measured by the case `routed_block`.
 
 Legend: m tokens; K experts per token; M hidden size; P token-expert pairs; E experts; H expert FFN size.
 """

@@ -44,7 +44,7 @@ class Topology:
 
     @property
     def _one_rank_a_node(self) -> bool:
-        """Every pair is between nodes: one class is what is expected."""
+        """Every pair is between nodes: one class is expected."""
         return len(set(self.node_of_rank)) == len(self.node_of_rank) and self.ratio is None
 
     def __str__(self) -> str:

@@ -49,7 +49,7 @@ def activate(plan_path: str | os.PathLike[str], directory: str | os.PathLike[str
 
 
 def load_plan(path: str | os.PathLike[str] | None = None) -> LoadedPlan:
-    """The plan at `path`, else what MOEPLAN_PLAN names, else the active plan, found upward from the working directory.
+    """The plan at `path`, else that of MOEPLAN_PLAN, else the active plan, found upward from the working directory.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The Plan: what was decided, from what, how good it is, and its JSON form.
+"""The Plan: decisions, inputs, evaluation, and its JSON form.
 
 `plan_sha256` covers `decisions`, `cluster` and `model`: what ranks must agree on before they start.
 """
@@ -47,7 +47,7 @@ class FileInput(Record):
 
 
 class Inputs(Record):
-    """Everything a plan was made from."""
+    """Inputs that a plan was made from."""
 
     trace: TraceInput | None = None
     profile: FileInput | None = None
@@ -87,7 +87,7 @@ class Part(Record):
 
 
 class Evaluation(Record):
-    """The plan beside its baselines, on what it was fitted to and on what it has not seen."""
+    """The plan beside its baselines, on the fitted samples and on unseen ones."""
 
     fit: Part
     held_out: Part | None
@@ -99,7 +99,7 @@ class Evaluation(Record):
 
 
 class SizedGain(Record):
-    """The gain of a verdict at another size of a step, as a share of what `against` has there."""
+    """Gain at another size of a step, as a share of the baseline's figure at that size."""
 
     tokens_per_step: float = Field(ge=0)
     share: Metric

@@ -70,7 +70,7 @@ def keep_held(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def name_held(layer: nn.Module, state: dict[str, Any], prefix: str, *_unused: Any) -> None:
-    """Tell in a layer's state dict whose rows those of this rank are."""
+    """Add to a layer's state dict the experts whose rows this rank holds."""
     assert isinstance(layer, ParallelExperts)
     state[prefix + HELD] = torch.tensor(layer.held, dtype=torch.int64)
 

@@ -28,7 +28,7 @@ MATTERS: Final = 0.01  # of what there is: less of it is no benefit, however sur
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """An evaluation as the plan stores it, and what it rests on."""
+    """An evaluation as the plan stores it, with the samples and homes behind it."""
 
     evaluation: Evaluation
     judged: Mapping[str, Figures]  #: The figures of the contenders on the part that judges, by label

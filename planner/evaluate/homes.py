@@ -19,7 +19,7 @@ from .traffic import SampleCounts
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over the re-homings, one per step and layer: what was reached, by name, what bounds it, and its seconds."""
+    """Sums over all re-homings, one per step and layer: objectives by name, their bound, and seconds."""
 
     name: str = ""
     value: float = 0.0

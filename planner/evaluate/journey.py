@@ -119,7 +119,7 @@ def today(model: ModelSpec, cluster: Cluster, slots: Ints | None = None) -> Cont
 
 
 def contiguous_in(slots: Ints, model: ModelSpec, cluster: Cluster) -> Contender:
-    """Contiguous experts in as many slots as a plan has, or today's where that is the same."""
+    """Contiguous experts in the plan's number of slots; today's baseline where that is the same."""
     usual = today(model, cluster, slots)
     if np.array_equal(usual.journey.placement.slots, slots):
         return usual

@@ -1,4 +1,4 @@
-"""The metrics of a contender: one row each says what it is, how it is shown, and how it follows from a tally.
+"""Metrics of a contender, a row each: its meaning, its form on screen, and its formula.
 
 `METRICS` is the only place that names a metric: evaluation, certification, tables, legends, JSON and `docs/metrics.md`
 loop over it.
@@ -60,7 +60,7 @@ class MetricSpec:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Metrics of a contender by name, with what their resampling gave, so that gains can be paired."""
+    """Metrics of a contender by name, with their resampled values, so that gains can be paired."""
 
     summands: Mapping[str, Summands]
 
@@ -86,7 +86,7 @@ class Figures:
         return Metric(value=_middle(theirs) - _middle(ours), low=low, high=high)
 
     def share(self, metric: str, against: "Figures") -> Metric | None:
-        """The gain over `against` as a share of what that has; None where it has none.
+        """Gain over `against` as a share of its value; None where that is 0.
 
         Notes
         -----
@@ -182,7 +182,7 @@ def _hops(name: str) -> Compute:
 
 
 def _bytes(name: str, *less: str) -> Compute:
-    """Bytes per step of copies, those of another kind left out; None where the model's sizes are not known."""
+    """Bytes per step of copies, without another kind of copies; None where the model's sizes are unknown."""
 
     def compute(sums: Sums, context: Context) -> Draws | None:
         each = context.tokens_per_step * context.model.num_layers * (context.model.copy_bytes or 0)
@@ -221,7 +221,7 @@ def _seconds(*names: str) -> Compute:
 def _timed(
     name: str, column: str, meaning: str, compute: Compute | None = None, headline: int | None = None
 ) -> MetricSpec:
-    """A metric of seconds; those of that name unless computed otherwise."""
+    """A metric of seconds: the field of that name, unless `compute` is given."""
     noun = "time per step" if name == STEP else f"{column} time per step"
     computed = compute or _seconds(name)
     return MetricSpec(name, column, noun, "seconds", "step", TIMED, computed, meaning, headline=headline)

@@ -116,7 +116,7 @@ def cuts_of(journey: Journey, passes: Passes, num_layers: int) -> Cuts:
 
 
 def _around(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> dict[str, Prediction]:
-    """Seconds by layer, `[B, L]`, of what is not cut into chunks: attention, and gathering K and V."""
+    """Seconds by layer, `[B, L]`, of attention and of gathering K and V, which are never cut into chunks."""
     ports, model, cluster, layers = tally.ports, scene.model, scene.cluster, dict[str, Prediction]()
     if ports is None:
         return layers

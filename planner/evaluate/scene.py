@@ -1,4 +1,4 @@
-"""The scene of an evaluation: a trace, which of its units run when, on what cluster, and what times it."""
+"""Scene of an evaluation: a trace, its units in steps, the cluster and the cost model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -66,7 +66,7 @@ class Cohort:
 
     @property
     def num_steps(self) -> int:
-        """Complete steps that are counted, or one of what there is."""
+        """Number of complete steps; 1 where no step is complete."""
         if self.blocks is not None:
             return self.blocks.num_steps
         return len(_column(self.step_ids)) if self.step is None else int(self.step.max(initial=0)) + 1
@@ -219,7 +219,7 @@ class SampleIndex:
 
     @property
     def num_source_ranks(self) -> int | None:
-        """One more than the largest recorded source rank; None without."""
+        """Number of source ranks: the largest recorded one + 1; None where none are recorded."""
         return None if self.rank is None else int(self.rank.max()) + 1
 
     def fitted(self, *, seed: int, fraction: float, unit: Unit | None = None, salt: str = "") -> Bools:
@@ -312,7 +312,7 @@ def index_samples(trace: Trace | CountTrace, *, phases: Collection[str] | None =
 
 
 def loads_of(trace: Trace | CountTrace, unit_ids: Ints, *, phases: Collection[str] | None = None) -> Ints:
-    """The loads of these units together, those of incomplete steps too, `[L, E]`."""
+    """Loads of these units together, incomplete steps included, `[L, E]`."""
     if isinstance(trace, Trace):
         return count(trace, keep=lambda units: np.isin(units, unit_ids), phases=phases).loads
     loads_LE = np.zeros((trace.meta.model.num_layers, trace.meta.model.num_experts), np.int64)

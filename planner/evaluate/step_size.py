@@ -44,7 +44,7 @@ def size_of(
 
 
 def use_of(phases: Sequence[str], size: StepSize | None, purpose: str | None = None, *, whole: bool) -> Use | None:
-    """What tokens of these phases run in: as a size or the purpose says, else they; None of counts, which have none.
+    """Use that tokens of these phases have: by the size or the purpose, else by the phases; None for counts.
 
     Decode goes by single tokens; where only `whole` samples can be told, they stand for prefill.
     """

@@ -1,4 +1,4 @@
-"""Steps: what runs at once, and how the tokens of a part of a trace fill them where no steps were recorded.
+"""Steps: the tokens that run at once, and how a part of a trace fills them where no steps were recorded.
 
 In prefill and training a step is so many samples, or so many tokens of whole samples: samples stand in a row, which is
 cut after every so many tokens, and a sample is in the step that its first token falls into. In decode a step is one
@@ -60,13 +60,13 @@ class Blocks:
 
     @property
     def spread(self) -> float:
-        """Standard error of the mean over a part's steps, of that of a draw."""
+        """Standard error of the mean over a part's steps, as a multiple of that of one drawn step."""
         return 1.0 if self.lanes else float(self.num_steps**-0.5)
 
     def draws(self, seed: int) -> Floats:
-        """Steps drawn with replacement, of as many tokens as the mean one, `[R each, M]`; none of too few blocks.
+        """Steps drawn with replacement, each with the tokens of a mean step, `[R, M]`; none where blocks are too few.
 
-        Of lanes the steps of a draw take the same ones, else a draw is a step of blocks from all steps.
+        With lanes, all steps of a draw take the same lanes; without, a draw is one step of blocks from all steps.
         """
         kept, size = np.flatnonzero(self.tokens), self.per_step
         if (size if self.lanes else len(kept)) < FEW:

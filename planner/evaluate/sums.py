@@ -113,7 +113,7 @@ def _columns(context: Context) -> dict[Any, NDArray[Any]]:
 
 
 def _sums_drawn(context: Context, drawn: Drawn, counts: Mapping[str, Draws]) -> Sums:
-    """The sums of a contender whose steps are no sample: intervals are those of steps drawn from their blocks."""
+    """Sums of a contender whose intervals come from steps drawn from blocks."""
     tally, seconds = context.tally, context.seconds
     (balance_R,) = drawn.around(mean_ratio(tally)[None], drawn.ratio[None])
     return Sums(
@@ -131,7 +131,7 @@ def _sums_drawn(context: Context, drawn: Drawn, counts: Mapping[str, Draws]) -> 
 
 
 def _resampled(blocks: Sequence[Mapping[Any, NDArray[Any]]], seed: int) -> list[dict[Any, Floats]]:
-    """The resampled sums of contenders' columns, `[R, C]` by key, by one product for those of as many rows."""
+    """Resampled sums of contenders' columns, `[R, C]` by key: one matrix product for columns of equal length."""
     sums: list[dict[Any, Floats]] = [{} for _ in blocks]
     columns = [(number, key, block[key]) for number, block in enumerate(blocks) for key in block]
     for num_rows in {len(rows) for _, _, rows in columns}:

@@ -1,4 +1,4 @@
-"""A tally: what a journey did with a cohort of a trace, by unit and by step.
+"""Tally of a journey: copies, loads and moves of a cohort, by unit and by step.
 
 Legend: L MoE layers; U units; B steps; C link classes; D devices; E experts.
 """

@@ -1,4 +1,4 @@
-"""The answer of a plan or a comparison: what is gained over today, in percent and in its unit, and remarks on it."""
+"""Answer of a plan or a comparison: the gain over today in percent and in its unit, and remarks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -40,7 +40,7 @@ MOST_STEPS = 10  # an interval from fewer says little of others
 
 
 def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
-    """A verdict's gain in words: the change in percent of what the plan is held against, with its interval.
+    """A verdict's gain in words: the change from the baseline in percent, with its interval.
 
     It is that of the contender with the label `of`, else of the first.
     """
@@ -65,7 +65,7 @@ def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
 
 
 def doubt(plan: Plan) -> str:
-    """What a plan's verdict lacks of a benefit; empty where it lacks nothing."""
+    """Words of a verdict that shows no benefit; empty where it shows one."""
     if plan.verdict is None:
         return "not judged"
     if plan.verdict.value == "benefit":
@@ -107,7 +107,7 @@ def step_words(judged: "EvaluationOptions | Comparison", part: Part) -> str:
 
 
 def _memory(plan: Plan) -> str:
-    """Replicas, and what they take of a device's memory. Empty without any."""
+    """Number of replicas and their memory per device. Empty without any."""
     placement = plan.placement
     if placement is None or not placement.has_replicas:
         return ""
@@ -132,7 +132,7 @@ def _turn(verdict: Verdict) -> str:
     """Size at which a gain begins, or ceases, to be sure and to matter; empty where it does at no size, or at all."""
 
     def margin(one: SizedGain) -> float:
-        """Gain beyond what pays, by which the sizes between are estimated."""
+        """Gain beyond the least one that pays, by which sizes between are interpolated."""
         low = -1.0 if one.share.low is None else one.share.low
         return max(min(low - verdict.at_least, one.share.value - MATTERS), -1.0)
 
@@ -219,7 +219,7 @@ def judged_sections(
 
 
 def _fitted(options: EvaluationOptions, part: Part) -> str:
-    """Warning that what judges is what was fitted."""
+    """Warning that a plan is judged on the samples it was fitted to."""
     if part.num_samples > 1:
         return "judged on the samples it was fitted to, because nothing was held out: expect less on others"
     by_counts = options.home == "none"
@@ -250,7 +250,7 @@ def scaled_up(size: StepSize | None, part: Part) -> str:
 
 
 def _untimed(plan: Plan, ours: Contender, base: Contender) -> Iterator[str]:
-    """Without seconds: what the balance makes of the experts' time, and how to know the rest."""
+    """Without seconds: the experts' time by the balance, and the command that gives all seconds."""
     mine, theirs = (one.metrics.get(BALANCE) for one in (ours, base))
     if EXPERTS in ours.metrics or mine is None or theirs is None:
         return
@@ -265,7 +265,7 @@ def _untimed(plan: Plan, ours: Contender, base: Contender) -> Iterator[str]:
 
 
 def _trust(plan: Plan, part: Part) -> Iterator[str]:
-    """Warn of seconds that are missing, extrapolated, in another dtype, or not what the verdict is on."""
+    """Warn of seconds that are missing, extrapolated, in another dtype, or not the metric of the verdict."""
     if "seconds" not in plan.options or plan.verdict is None:
         return
     options = SecondsOptions.of(plan)

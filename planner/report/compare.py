@@ -27,7 +27,7 @@ RULES = {  # what engines do
 
 
 def compare_report(comparison: Comparison, console: Console, *, verbose: bool = False) -> None:
-    """Print which plans pay here, all of them beside today, and what qualifies that."""
+    """Print which plans pay here, all of them beside today, and remarks."""
     verdict, lines = comparison.compared[0].verdict, [*_remarks(comparison)]
     answer = Section("Answer", (Text(tuple(_answers(comparison))),))
     sections = judged_sections(comparison.part, verdict, lines, [*METRICS], whole=True)
@@ -90,7 +90,7 @@ def write_matrices(comparison: Comparison, path: Path) -> None:
 
 
 def _answers(comparison: Comparison) -> Iterator[str]:
-    """How every plan stands, and on what."""
+    """Whether every plan pays, and the samples it is judged on."""
     for one in comparison.compared:
         stands = "no longer pays" if one.paid_when_solved else "does not pay"
         if one.verdict.value == "benefit":

@@ -44,7 +44,7 @@ OBJECTIVES = {
 
 
 def solve_report(plan: Plan, path: Path, console: Console, *, verbose: bool = False) -> None:
-    """Print a plan that was just solved, where it is, and what to do next."""
+    """Print a plan that was just solved, its file, and the next command."""
     pays = plan.verdict is None or plan.verdict.value == "benefit"
     strategies = _strategies(plan)
     pays = pays and all(one.to_apply(plan) for one in strategies)
@@ -78,7 +78,7 @@ def plan_sections(plan: Plan, width: int = 100) -> list[Section]:
 
 
 def _strategies(plan: Plan) -> list[Strategy]:
-    """What decided the plan, the last first, but for what chose among others."""
+    """Strategies that decided the plan: first those that chose among others, then the rest, the last first."""
     decided = [strategy(name) for name in plan.strategies if name in STRATEGIES]
     return [*reversed(chosen_by(plan)), *reversed(decided)]
 
@@ -92,7 +92,7 @@ def _about(plan: Plan) -> str:
 
 
 def _seconds(plan: Plan, part: Part, today: str) -> Iterator[Section]:
-    """The parts of a step of every contender, and what times them."""
+    """Seconds of the parts of a step of every contender, and their sources."""
     if "seconds" not in plan.options:
         return
     options = SecondsOptions.of(plan)
@@ -107,7 +107,7 @@ def _seconds(plan: Plan, part: Part, today: str) -> Iterator[Section]:
 
 
 def _solved(plan: Plan) -> Iterator[str]:
-    """The trace, what the solver reached, and what bounds it."""
+    """The trace, the solver's objective, and its bound."""
     source, evaluation = plan.inputs.trace, plan.evaluation
     if source is not None and evaluation is not None:
         unit = EvaluationOptions.of(plan).unit

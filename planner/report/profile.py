@@ -17,7 +17,7 @@ from ..figures import percent
 
 
 def profile_report(profile: Profile, path: Path, console: Console) -> None:
-    """The origins with what is to be remarked of them, a line a series, the links, and where the file is."""
+    """Print the origins and remarks on them, a line per series, the links, and the file."""
     for label, text in _origins(profile.origins):
         console.print(f"{label:10}{text}")
     if profile.series:
@@ -41,7 +41,7 @@ def remarks(profile: Profile) -> list[str]:
 
 
 def preset_rows() -> list[dict[str, Any]]:
-    """What each preset holds: its GPU, its node, what was measured in which dtypes, and where that is from."""
+    """Contents of each preset: GPU, node, cases measured, dtypes and source."""
     rows = []
     for name, preset in PRESETS.items():
         profile = load_preset(name)

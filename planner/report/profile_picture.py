@@ -1,4 +1,4 @@
-"""A profile as pictures: every fitted series with its points, its curve and what the curve had not seen.
+"""Pictures of a profile: every fitted series with its points, its curve and the sizes held out.
 
 A slice is a fitted series along one of its axes, the others held fast. Legend: P measured points of the slice; G
 points of the curve.
@@ -125,7 +125,7 @@ def _rate(series: Series, work: Floats, seconds: Floats) -> Floats:
 
 
 def _section(series: Series, fit: Fit) -> Section:
-    """A series: seconds and rate along a slice, and where several axes vary what was predicted of every size."""
+    """A series: seconds and rate along a slice; where several axes vary, predictions of every size."""
     along = slice_of(series, fit)
     curve, held, at = along.curve, np.isfinite(along.error), along.curve_at
     around, band = np.concatenate([at, at[::-1]]), np.concatenate([curve.low, curve.high[::-1]])

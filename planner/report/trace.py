@@ -33,7 +33,7 @@ def trace_report(trace: Trace | CountTrace, statistics: Statistics, console: Con
 
 
 def statistics_json(trace: Trace | CountTrace, statistics: Statistics) -> dict[str, Any]:
-    """The same as a JSON object; null is what the trace does not tell."""
+    """Statistics as a JSON object; null where the trace does not tell."""
     tokens, local = statistics.tokens, statistics.locality
 
     def information(part: Information) -> dict[str, list[float]]:
@@ -65,7 +65,7 @@ def statistics_json(trace: Trace | CountTrace, statistics: Statistics) -> dict[s
 
 
 def write_trace_page(trace: Trace | CountTrace, statistics: Statistics, path: Path) -> None:
-    """Write what is known of a trace as a page of figures; errors as in `write_page`."""
+    """Write the statistics of a trace as a page of figures; errors as in `write_page`."""
     model = trace.meta.model
     text = f"{model.num_layers} MoE layers x {model.num_experts} experts, top-{model.top_k}, from {trace.path}"
     write_page(path, f"Routing of {model.name}", text, _sections(statistics, _layer_names(model.layer_ids)))
@@ -96,7 +96,7 @@ def _contents(trace: Trace | CountTrace, statistics: Statistics) -> Iterator[str
 
 
 def _picture(statistics: Statistics, layer_ids: Sequence[int]) -> list[str]:
-    """A line a layer, and what its columns are; hidden layers too, where those are not the ordinals."""
+    """A line per layer, and a legend of its columns; hidden layers too, where they differ from the ordinals."""
     tokens, local, legend = statistics.tokens, statistics.locality, list[str]()
     columns = [["layer", *(f"{layer:>5}" for layer in range(len(layer_ids)))]]
     if [*layer_ids] != [*range(len(layer_ids))]:
@@ -166,7 +166,7 @@ def _lines(values: dict[str, NDArray[np.float64]], unit: str, names: Sequence[st
 
 
 def _maps(title: str, text: str, counts_LEE: NDArray[Any], names: Sequence[str], across: str) -> Section:
-    """Heat maps of each row's shares, of which a slider shows one."""
+    """Heat maps of each row's shares, one at a time by a slider."""
     num_layers, num_experts, _ = counts_LEE.shape
     size = ceil(num_experts / max(1, isqrt(MAX_CELLS // num_layers)))  # experts that share a row
     first_G = np.arange(0, num_experts, size)

@@ -15,7 +15,7 @@ ALIGNMENT = 16  # bytes of a rank's block: whole elements of every dtype, whole 
 
 
 class Case(Protocol):
-    """One thing to measure; picklable."""
+    """A case to measure; picklable."""
 
     name: str  #: The key of the case in a profile
     unit: Literal["bytes", "macs"]  #: Unit of `work`: bytes, or multiply-adds ("macs")

@@ -30,7 +30,7 @@ FITTERS: dict[str, Fitter] = {  # simplest first
 
 
 def fit_series(case: Case, ranks: int, measurements: Sequence[Measurement]) -> Fit | None:
-    """The fit of what was measured of a case on `ranks` ranks; None for fewer than two works.
+    """Fit of the measurements of a case on `ranks` ranks; None for fewer than two works.
 
     Numbers of ranks are no amounts to fit over: equal sizes of several pairs are one, at the median of their seconds.
     """

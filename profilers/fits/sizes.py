@@ -1,4 +1,4 @@
-"""Distinct sizes and their seconds: what models are fitted to, and which sizes are kept from them.
+"""Distinct sizes and their seconds: those that models are fitted to, and those held out.
 
 Legend: S sizes; A axes; F folds.
 """

@@ -15,7 +15,7 @@ from ..profile import Profile, parse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A GPU's data sheet; what was measured of it is in the file of this name."""
+    """Data sheet of a GPU, whose measurements are in the file of this name."""
 
     name: str  #: As the tables name the system
     device: str

@@ -175,7 +175,7 @@ def _tell_deaths(ranks: Sequence[BaseProcess], deaths: Connection) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc keep what is freed, as allocators of devices do: else each large tensor is faulted in page by page.
+    """Let glibc keep freed memory, as devices' allocators do: else each large tensor is faulted in page by page.
 
     How often that happens depends on what else a process has allocated; it made equal calls take up to twice as long.
     """

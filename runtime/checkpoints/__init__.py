@@ -151,7 +151,7 @@ def undo(
 
 
 def _check_outside(destination: str | os.PathLike[str], source: str | os.PathLike[str]) -> None:
-    """Refuse a destination inside of what is read, which would be part of it the next time."""
+    """Refuse a destination inside the source, which would be read as part of it the next time."""
     if Path(os.path.realpath(source)) in Path(os.path.realpath(destination)).parents:
         raise UsageError(f"{destination}: inside {source}, which is read; choose a directory outside of it")
 

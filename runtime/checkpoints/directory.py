@@ -32,7 +32,7 @@ class Directory:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The files to copy, what may be refused first and what takes long last."""
+        """The files to copy: files that may be refused first, large files last."""
         return self.others + self.shards
 
     @property

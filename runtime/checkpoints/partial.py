@@ -52,19 +52,19 @@ class Partial:
                 os.rmdir(root)
 
     def add(self, name: str, sha256: str) -> None:
-        """Give what is complete in `scratch` its name, and note it with the hash that belongs to it."""
+        """Give a complete file in `scratch` its name, and note its hash."""
         (self.path / name).parent.mkdir(parents=True, exist_ok=True)
         self.scratch.replace(self.path / name)
         self.done[name] = sha256
         write_json(self.path / JOURNAL, {"job": self.job, "done": self.done})
 
     def forget(self, name: str) -> None:
-        """Remove a file that is not what it should be."""
+        """Remove a file that is not as noted."""
         self.done.pop(name, None)
         (self.path / name).unlink(missing_ok=True)
 
     def check_space(self, num_bytes: int) -> None:
-        """Refuse to begin what the disk cannot hold.
+        """Refuse to begin where the disk is too small.
 
         Raises
         ------
@@ -142,7 +142,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _keep(partial: Partial | None) -> str:
-    """Keep what is complete, if anything is; says so."""
+    """Keep the complete files, if any, and say so."""
     if partial is None:
         return "nothing was changed"
     partial.scratch.unlink(missing_ok=True)

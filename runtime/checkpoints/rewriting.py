@@ -113,7 +113,7 @@ class Rewriting:
 
     @property
     def job(self) -> str:
-        """A hash of what is done, and of the names, sizes and times of the files that it is done to."""
+        """Hash of the rewriting, and of the names, sizes and times of its source files."""
         stats = {name: os.stat(self.directory.path / name) for name in self.directory.names}
         states = {name: [file.st_size, file.st_ctime_ns] for name, file in stats.items()}  # other times can be set
         return sha256_json([self.hash_target, list(self.permutation.old.items()), states])

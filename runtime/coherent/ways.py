@@ -21,7 +21,7 @@ from .contexts import Contexts, Held
 
 @dataclass(eq=False)
 class Way:
-    """Way of tokens among the ranks of a group, and what it took so far."""
+    """Way of tokens among the ranks of a group, and the traffic so far."""
 
     group: dist.ProcessGroup | None
     traffic: Traffic = field(default_factory=Traffic)

@@ -1,4 +1,4 @@
-"""The seam between `parallelize` and a dispatch model: what a row of the registry does.
+"""Protocol of a dispatch model, a row of the registry that `parallelize` calls.
 
 Legend: B samples of this rank; S positions; T tokens of these, padding left out; V vocabulary.
 """

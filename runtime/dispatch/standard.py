@@ -17,7 +17,7 @@ class StandardDispatch:
 
     @classmethod
     def of(cls, _plan: Plan, _folder: Path | None) -> Self:
-        """The dispatch of any plan; what moves samples is left out."""
+        """The standard dispatch of any plan; moves of samples are left out."""
         return cls()
 
     def forward(self, model: nn.Module, batch: Batch, _group: dist.ProcessGroup | None) -> Forwarded:
@@ -26,7 +26,7 @@ class StandardDispatch:
         return Forwarded(getattr(output, "logits", output))
 
     def call(self, model: nn.Module, args: tuple[Any, ...], inputs: Mapping[str, Any]) -> Any:
-        """What the model returns, object and all."""
+        """The model's own return value, unchanged."""
         return model(*args, **inputs)
 
     def follow(self, rows: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Trips of tokens to their experts and on: exchanges, chunks, the layer, and what they take (all dispatch models)."""
+"""Trips of tokens to their experts and on: exchanges, chunks, the layer and its timings (all dispatch models)."""

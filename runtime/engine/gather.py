@@ -1,4 +1,4 @@
-"""All-gathers: of rows, of which ranks have different numbers, and of anything.
+"""All-gathers of rows whose number differs by rank, and of any objects.
 
 Legend: n rows of this rank; D devices.
 """

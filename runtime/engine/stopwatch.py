@@ -51,6 +51,6 @@ def _lap(laps: Laps, part: Part) -> Iterator[bool]:
 
 
 def _settle() -> None:
-    """Wait for what this rank's device still computes."""
+    """Wait until this rank's device has computed everything."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Auto: what the strategies can decide together, tried on an inner split, and the best of it solved anew."""
+"""Auto: combinations of strategies, tried on an inner split; the best is solved anew."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ from ...params import Params, flag
 
 @dataclass(frozen=True, kw_only=True)
 class AutoParams(Params):
-    """Parameters of auto: how long it may try, and what must be able to carry its plan out."""
+    """Parameters of auto: its time limit, and the engine that must carry its plan out."""
 
     time_limit_s: float | None = flag(
         None, "Seconds for the search.", name="time-limit", above=0, at_most=1e7, expected="seconds above 0"

@@ -1,4 +1,4 @@
-"""Screen and page of an auto plan: all candidates in one currency, what each part adds, what does not pay, and why."""
+"""Screen and page of an auto plan: all candidates in one currency, gains of each part, and parts that do not pay."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +57,7 @@ def table(plan: Plan, part: Part) -> Table:
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
-    """What each part adds, what engines carry out, and what is not worth it and why."""
+    """Gain of each part, plans that engines carry out, and parts that are not worth it, with the reason."""
     options = AutoOptions.of(plan)
     best, others = options.tried[0], options.tried[1:]
     if options.status is not Status.FEASIBLE:
@@ -75,7 +75,7 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
 
 
 def _added(options: AutoOptions) -> Iterator[str]:
-    """What each part adds to those before it, on the part that judges."""
+    """Gain that each part adds to the parts before it, on the samples that judge."""
     best, shares = options.tried[0], {one.parts: one.share.value for one in options.tried}
     ends = range(1, len(best.parts) + 1)
     if len(best.parts) > 1 and all(best.parts[:end] in shares for end in ends):
@@ -85,7 +85,7 @@ def _added(options: AutoOptions) -> Iterator[str]:
 
 
 def _carried(options: AutoOptions) -> Iterator[str]:
-    """What engines carry out: the plan, or the best of what they can; nothing where one was asked for."""
+    """The engines that carry out the plan, or the best candidate of each; nothing where an engine was asked for."""
     best, carried = options.tried[0], dict[tuple[str, ...], Tried]()
     if options.engine is not None:
         return
@@ -139,7 +139,7 @@ def _balance(metrics: Mapping[str, float]) -> str:
 
 
 def _shortened(reason: str, plan: Plan) -> str:
-    """What was found, of an error: without the file before it, and without what was expected and the mend after it."""
+    """The finding of an error message, without the file before it and the mend after it."""
     for source in (plan.inputs.trace, plan.inputs.profile):
         reason = reason.removeprefix(f"{source and source.path}: ")
     return re.split("[;:] ", reason)[0]

@@ -1,4 +1,4 @@
-"""Auto: what the strategies can decide together, chosen on an inner split of what is fitted.
+"""Auto: the best combination of strategies, chosen on an inner split of the fitted samples.
 
 The best candidate of the search is solved anew on all fitted units and judged, as every plan, on those held out. A
 strategy is tried by its row in the registry: where it may stand is what it says itself (`beside`, `uses`, `variants`).

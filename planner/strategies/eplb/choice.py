@@ -88,7 +88,7 @@ def _num_parts(task: Task) -> int:
 
 
 def _tried(name: Refined, published_C: Floats, task: Task, slots: Ints) -> Trial:
-    """The balance of a candidate on the parts that it was not placed by, beside that of published EPLB."""
+    """Balance of a candidate on the parts that did not place it, beside that of published EPLB."""
     ours_C = _cells(name, name in BY_STEPS, task, slots)
     gain_C = published_C - ours_C
     return Trial(

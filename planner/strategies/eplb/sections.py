@@ -1,4 +1,4 @@
-"""Screen and page of an eplb plan: replicas weighed, the placement chosen, what was kept."""
+"""Screen and page of an eplb plan: replicas weighed, the placement chosen, groups and pins kept."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ WEIGHED_BY = {STEP: "predicted step", EXPERTS: "predicted time of experts", BALA
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
-    """Replicas chosen, what was kept."""
+    """Replicas chosen, and the dead devices, pins and groups kept."""
     options = PlacementOptions.of(plan)
     if options.redundancy is not None:
         yield from _words(options.redundancy, plan)
@@ -80,7 +80,7 @@ def _table(weighed: Redundancy) -> Table:
 
 
 def _chosen(choice: Choice) -> str:
-    """What was chosen, and by which figures."""
+    """The placement chosen, and the figures that chose it."""
     if not choice.candidates:
         return f"{BY['published']}: {choice.reason}"
     ours = {one.by: one for one in choice.candidates}

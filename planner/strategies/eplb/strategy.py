@@ -48,7 +48,7 @@ class Eplb(PlacementStrategy):
     sections = staticmethod(sections)
 
     def judged_on(self, scene: Scene, dispatch_model: DispatchModel) -> str:
-        """Balance, which is what it makes."""
+        """Balance, the objective of EPLB."""
         return BALANCE
 
     def variants(self) -> Sequence[Params]:
@@ -98,7 +98,7 @@ class Eplb(PlacementStrategy):
         return weighed, ways[weighed.chosen.slots]
 
     def solve(self, task: Task) -> Solution:
-        """Place the fitted units' experts, with as many replicas as asked for or as serve."""
+        """Place the fitted units' experts, with the replicas asked for, or the number that serves best."""
         counts, redundancy = task.counts, None
         if EplbParams.of(task.params).redundant == "auto":
             redundancy, (by, choice) = self.weighed(task)
@@ -161,12 +161,12 @@ def _way(task: Task, slots: Ints) -> Way:
 
 
 def _slots_of(slots: int, task: Task) -> Ints:
-    """Slots of every device, as many on all that are alive, `[D]`."""
+    """Slots of every device, `[D]`: equal on all devices that are alive."""
     return np.isin(np.arange(task.request.cluster.num_devices), task.alive) * np.int64(slots)
 
 
 def _fewest(task: Task) -> int:
-    """Slots a device, with which all experts, and all that are pinned where they are, find a place."""
+    """Fewest slots per device that give every expert, and every pin, a place."""
     pins, num_experts = {*EplbParams.of(task.params).pins}, task.model.num_experts
     on_device = Counter(device for _, device in pins)
     replicas = num_experts - len({expert for expert, _ in pins}) + len(pins)
@@ -174,7 +174,7 @@ def _fewest(task: Task) -> int:
 
 
 def _check_kept(plan: Plan, placement: Placement, options: PlacementOptions) -> None:
-    """Refuse a placement that does not keep what its options say that it was asked to."""
+    """Refuse a placement that breaks the groups, pins or dead devices of its options."""
     for rank in options.dead:
         if rank >= placement.num_devices or placement.slots[rank]:
             raise CertificationError(f"device {rank} is dead, and the plan puts experts there; expected no slot")
