@@ -41,7 +41,7 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One plan on the trace."""
+    """A plan on the trace."""
 
     path: str
     plan: Plan
@@ -68,7 +68,7 @@ class Compared:
 
     @property
     def paid_when_solved(self) -> bool:
-        """Whether it was solved with a benefit over what it is held against now, where that was judged beside it."""
+        """Whether it had a benefit, when solved, over the baseline of today, where that was judged beside it."""
         solved, over = self.plan.verdict, self.gain_over_same
         return solved is not None and solved.value == "benefit" and (over is None or over > 0)
 
@@ -204,7 +204,7 @@ def compare(
 def _steps(
     first: Plan, index: UnitIndex | SampleIndex, size: StepSize | None, *, whole: bool, own: bool
 ) -> tuple[Use | None, StepSize]:
-    """What runs, and the size of its steps: as given, else as the first plan was judged, else as usual.
+    """Use and size of steps: as given, else as the first plan was judged, else the usual ones.
 
     A plan's size serves neither concurrent sequences where only `whole` samples are told, nor decode otherwise, unless
     it was so judged on this trace, its `own`.
@@ -233,7 +233,7 @@ def _contenders(plans: Sequence[LoadedPlan], rule: ReplayRule | None) -> list[Co
 def _check(
     trace: Trace | CountTrace, plans: Sequence[LoadedPlan], cluster: Cluster, rule: ReplayRule | None, *, between: bool
 ) -> None:
-    """Refuse what the trace, or one of the plans, has no answer to."""
+    """Refuse questions that the trace or one of the plans cannot answer."""
     by_counts, moving = isinstance(trace, CountTrace), [one.path for one in plans if one.moves_samples]
     cutting = [one.path for one in plans if one.plan.decisions.pipeline is not None and not one.moves_samples]
     if by_counts and cutting:

@@ -1,4 +1,4 @@
-"""A plan from a file in a comparison: what it is held against, and what of a trace it was fitted to."""
+"""A plan from a file in a comparison: its baselines, and the samples it was fitted to."""
 
 import dataclasses
 import os

@@ -70,7 +70,7 @@ class StageHops(Record):
 
 
 class Cap(Record):
-    """The most load of a device in a layer, over the mean, and what it costs."""
+    """Cap on the load of a device in a layer, over the mean, and its cost."""
 
     max_load: float = Field(ge=1)
     #: objective_without, highest_without: what a shorter search without the cap reached, and the most load of a device
@@ -119,7 +119,7 @@ class Choice(Record):
 
 
 class Candidate(Record):
-    """A number of redundant experts per layer, and what they give where they are weighed."""
+    """A number of redundant experts per layer, and its figures where numbers are weighed."""
 
     redundant: int = Field(ge=0)
     slots: int = Field(ge=1)  #: Of each device
@@ -132,7 +132,7 @@ class Candidate(Record):
 
 
 class Redundancy(Record):
-    """Numbers of redundant experts weighed against each other, and by what."""
+    """Numbers of redundant experts weighed against each other, and the metric."""
 
     metric: TimedMetric | Literal["balance"]  #: What the fewest within 2 % of the best were chosen by
     held_out: bool  #: Whether they were weighed on a part of the fitted units that they were not placed by
@@ -194,7 +194,7 @@ class StageSeconds(Record):
 
 
 class PipelineOptions(Options):
-    """Record of how the degrees were decided, and what they make of a layer."""
+    """Record of how the degrees were decided, and of the stages of every layer."""
 
     key = "pipeline"
 
@@ -215,7 +215,7 @@ class PipelineOptions(Options):
 
 
 class SamplePolicyOptions(Options):
-    """Record of how samples were re-homed, and what that could save at most."""
+    """Record of how samples were re-homed, and of the most that this could save."""
 
     key = "sample_policy"
 
@@ -306,7 +306,7 @@ class EvaluationOptions(Options):
 
     @classmethod
     def use_in(cls, plan: Plan) -> Use | None:
-        """What ran where a plan was judged; None where it does not say."""
+        """Use that a plan was judged for; None where it does not say."""
         return cls.of(plan).use if cls.key in plan.options else None
 
     @property

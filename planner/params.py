@@ -89,7 +89,7 @@ class Params:
         return self
 
     def check(self, cluster: Cluster) -> None:
-        """Refuse what this cluster does not have."""
+        """Refuse parameters that do not fit the cluster."""
 
 
 def short_number(text: str) -> int | None:

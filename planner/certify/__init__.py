@@ -34,7 +34,7 @@ def certify(
     folder: str | os.PathLike[str] | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Certificate:
-    """Recompute what a plan claims.
+    """Recompute a plan's claims.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def _contents(file: SidecarFile, folder: Path) -> bytes:
 
 
 def _recheck_alone(chosen: Strategy, plan: Plan, certificate: Certificate) -> None:
-    """Recheck what the plan alone tells; input that cannot be read is its fault."""
+    """Recheck the claims that need no trace; input that cannot be read is the fault of the plan."""
     try:
         chosen.recheck(plan, None, certificate)
     except InputError as error:

@@ -47,12 +47,12 @@ class Certificate:
         return "\n".join(lines)
 
     def checked(self, what: str) -> None:
-        """Record what was checked, once."""
+        """Record a check, once."""
         if what not in self.checks:
             self.checks.append(what)
 
     def agree(self, what: str, claimed: object, found: object) -> None:
-        """Record a figure, refusing one that differs by more than rounding; of what is no number, anything else."""
+        """Record a figure; refuse a number that differs by more than rounding, and any other value that differs."""
         if not (isinstance(claimed, int | float) and isinstance(found, int | float)):
             if claimed != found:
                 raise CertificationError(f"{what}: the plan says {claimed!s:.200}, the recount {found!s:.200}")

@@ -51,7 +51,7 @@ def check_judged(
 
 
 def _check_part(name: str, claimed: Part, found: Part, task: Recounted, certificate: Certificate) -> None:
-    """Refuse a part that is not what was found."""
+    """Refuse a part that differs from the recount."""
     for what in ("num_tokens", "num_samples", "num_steps", "dropped_samples"):
         words = what.removeprefix("num_").replace("_", " ")
         certificate.agree(f"{name}: {words}", getattr(claimed, what), getattr(found, what))
@@ -93,7 +93,7 @@ def _check_seconds(claimed: SecondsOptions, found: SecondsOptions | None, certif
 def _check_verdict(
     plan: Plan, task: Recounted, evaluated: Evaluated, rivals: Sequence[Contender], certificate: Certificate
 ) -> None:
-    """The gain of the plan over the second of these, at every size of a step, and what it is called."""
+    """Check the gain of the plan over its baseline, at every size of a step, and the verdict."""
     claimed, against = plan.verdict, rivals[1].label
     assert claimed is not None
     metric = claimed.metric if task.untimed else task.strategy.judged_on(task.scene, plan.dispatch_model)

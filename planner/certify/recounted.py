@@ -1,4 +1,4 @@
-"""A plan's task again, what it reads of its trace counted anew, row by row.
+"""A plan's task again, with its trace counted anew, row by row.
 
 Legend: B steps; L MoE layers; E experts.
 """

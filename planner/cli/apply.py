@@ -154,7 +154,7 @@ def _activated(loaded: "Plan", plan: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _prepared(plan: "Plan", engine: str, output: Path, hf_config: Path | None) -> "Exported":
-    """Files for an engine, unwritten; what plan, engine and config.json alone rule out is refused."""
+    """Files for an engine, not yet written; refuses a plan that the engine or config.json rule out."""
     from ...runtime.exports import prepared
     from ...traces.huggingface.config import read_config, spec_of_config
 
@@ -165,7 +165,7 @@ def _prepared(plan: "Plan", engine: str, output: Path, hf_config: Path | None) -
 
 
 def _written(plan: "Plan", exported: "Exported", engine: str, output: Path) -> tuple[dict[str, Any], list[str]]:
-    """Write files for an engine: what was written, as JSON with the command that starts it, and as lines."""
+    """Write files for an engine; returns the files and its start command as JSON, and as lines."""
     from ...runtime.exports import ENGINES, write
     from ..report.answer import answer, doubt
 
@@ -185,7 +185,7 @@ def _written(plan: "Plan", exported: "Exported", engine: str, output: Path) -> t
 
 
 def _permuted(plan_path: Path, checkpoint: Path, output: Path, force: bool) -> tuple[dict[str, Any], list[str]]:
-    """Carry a plan into a checkpoint: what was written, and what an engine makes of it, as JSON and as lines."""
+    """Carry a plan into a checkpoint; returns the files and notes for engines as JSON, and as lines."""
     from ...runtime.checkpoints import permute
     from ...runtime.plan import load
     from ..figures import bytes_text
@@ -203,7 +203,7 @@ def _permuted(plan_path: Path, checkpoint: Path, output: Path, force: bool) -> t
 
 
 def _undone(directory: Path, output: Path) -> tuple[dict[str, Any], list[str]]:
-    """Give a checkpoint its first order back, and say whether it is what was permuted."""
+    """Give a checkpoint its first order back, and say whether its weights are unchanged."""
     from ...runtime.checkpoints import undo
     from ..figures import bytes_text
 

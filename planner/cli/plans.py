@@ -165,7 +165,7 @@ def certify(
 
 
 def _lacking(plan: "Plan", trace: str | None, unchecked: list[str]) -> str:
-    """Why no figure of a plan was recomputed, and what to give."""
+    """Reason why no figure of a plan was recomputed, and the flag that helps."""
     own = plan.inputs.trace
     if trace is not None:
         return f"{unchecked[-1]}; re-run moeplan solve"

@@ -150,7 +150,7 @@ def _node_curves(preset: str | None, tables: Path | None, system: str) -> "Profi
 
 
 def _print_presets(*, as_json: bool) -> None:
-    """Print the presets there are, and what each holds."""
+    """Print the presets and their contents."""
     from ..report.profile import preset_rows, presets_report
 
     if as_json:
@@ -176,7 +176,7 @@ def _refuse_contradictions(asked: Sequence[str], profiles: Sequence[Path], outpu
 
 
 def _print(profile: "Profile", notes: Sequence[str], path: Path, picture: Sequence[str], recorded: str | None) -> None:
-    """Print a profile that was saved, where the toy model's routing was recorded, if it was, and what comes next."""
+    """Print a saved profile, the place of the toy model's routing, if recorded, and the next command."""
     from ..report.profile import profile_report
 
     screen = console()

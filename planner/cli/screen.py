@@ -57,7 +57,7 @@ def print_json(value: Any) -> None:
 
 
 def end_interrupted(kept: str) -> NoReturn:
-    """End as Ctrl-C does, saying what is kept."""
+    """End as Ctrl-C does, and say which results are kept."""
     print(f"moeplan: interrupted; {kept}", file=sys.stderr)
     raise typer.Exit(130)
 
@@ -76,7 +76,7 @@ def progress(*, lines: bool = False) -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def step_progress() -> Iterator[Callable[["Step"], None]]:
-    """Yield what shows each step of the profiler's harness."""
+    """Yield a call that shows each step of the profiler's harness."""
     from rich.progress import BarColumn, TextColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}")
@@ -86,7 +86,7 @@ def step_progress() -> Iterator[Callable[["Step"], None]]:
 
 @contextlib.contextmanager
 def byte_progress() -> Iterator[Callable[[int, int], None]]:
-    """Yield what shows the bytes written, of those in all."""
+    """Yield a call that shows bytes written and bytes in all."""
     from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
@@ -98,7 +98,7 @@ def byte_progress() -> Iterator[Callable[[int, int], None]]:
 
 @contextlib.contextmanager
 def _bar(*columns: Any, line: str, start: str = "") -> Iterator[Callable[..., None]]:
-    """Yield what takes fields, for a bar on stderr that is gone afterwards.
+    """Yield a call that updates the fields of a bar on stderr, which disappears at the end.
 
     Without a terminal they fill `line`, where there is one, which is printed about every ten seconds.
     """

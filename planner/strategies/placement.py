@@ -93,7 +93,7 @@ class Contiguous(PlacementStrategy):
     dispatch_models = ("standard", "coherent")
 
     def variants(self) -> Sequence[Params]:
-        """None: it is what runs today."""
+        """None, as this placement runs today."""
         return ()
 
     def solve(self, task: Task) -> Solution:

@@ -1,4 +1,4 @@
-"""Strategy: how it solves, against what it is judged, how it is rechecked, what is shown of it."""
+"""Protocol of a strategy: its decision, its rivals, its recheck and its screen."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -109,12 +109,12 @@ class Strategy:
         return ", ".join([self.name, *asked])
 
     def stands_on(self, plan: Plan) -> bool:
-        """Check whether its decision may be added to those of a plan."""
+        """Check whether the strategy's decision may be added to those of a plan."""
         decided = {*plan.decisions.names}
         return decided <= self.beside and self.decides not in decided and plan.dispatch_model != "coherent"
 
     def settled(self, params: Params, plan: Plan) -> Params:
-        """The parameters with what was chosen by trying, so that the same is decided again on more samples."""
+        """Parameters that fix the choices made by trying, so that they are made again on more samples."""
         return params
 
     def own(self, task: "Task", journey: Journey) -> Journey:
@@ -137,7 +137,7 @@ class Strategy:
         """
 
     def finished(self, task: "Task", solution: Solution, evaluated: Evaluated) -> Solution:
-        """Add to the solution what is known only after evaluation."""
+        """The solution with figures that are known only after evaluation."""
         return solution
 
     def to_apply(self, plan: Plan) -> bool:

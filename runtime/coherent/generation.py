@@ -74,7 +74,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """The new tokens of each sample of this rank, what crossed devices, and the bytes of keys and values held."""
+    """New tokens of each sample of this rank, the traffic between devices, and bytes of keys and values held."""
 
     tokens: list[Tensor]
     traffic: Traffic

@@ -30,7 +30,7 @@ from .dispatch import Batch, Forwarded, padded, refuse_inputs, view_of_whole
 
 
 class MigratingDispatch:
-    """Samples end on other ranks than they started on; what belongs to them follows.
+    """Migrating dispatch: samples end on other ranks than they started on, and their data follows.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ class Traffic:
         return Traffic(*map(operator.add, astuple(self), astuple(later)))
 
     def then(self, later: "Traffic") -> "Traffic":
-        """The sum with what a later forward sent, in which loads are added by layer, too."""
+        """The sum with the traffic of a later forward; loads are added by layer, too."""
         loads = itertools.zip_longest(self.loads, later.loads, fillvalue=0)
         return replace(self + later, loads=tuple(map(sum, loads)))
 

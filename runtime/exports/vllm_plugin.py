@@ -55,7 +55,7 @@ def planned(stock: Any, rows: torch.Tensor, num_ranks: int) -> Any:
 
 
 def _tell(asked: tuple[int, ...], level: int, *message: Any) -> None:
-    """Say what was answered, once for each question."""
+    """Log the answer to each question once."""
     if asked not in answered:
         answered.add(asked)
         logger.log(level, *message)

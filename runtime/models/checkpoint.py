@@ -73,7 +73,7 @@ def read_checkpoint(
 
 
 def fill_model(model: nn.Module, filled: Mapping[str, Tensor], device: torch.device | str) -> None:
-    """Put what was read in the place of a model's parameters and buffers.
+    """Put the tensors read in the place of a model's parameters and buffers.
 
     Raises
     ------

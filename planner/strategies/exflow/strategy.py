@@ -59,7 +59,7 @@ class Exflow(PlacementStrategy):
             _vectors_a_move(task.model)
 
     def counted_pairs(self, task: Task) -> tuple[Pairs, bool]:
-        """Those that a task's objective counts."""
+        """Pairs that a task's objective counts."""
         copies = _objective(task) == "copies"
         return "first" if copies and task.dispatch_model == "coherent" else "top1", copies
 
