@@ -122,6 +122,7 @@ def test_gains_are_told_at_a_quarter_one_and_four_times_the_step(make_trace: Any
         ("options.evaluation.concurrency", 17),
         ("options.evaluation.tokens_per_step", 16),
         ("options.evaluation.use", "prefill"),
+        ("options.evaluation.as_prompts", True),
     ],
 )
 def test_an_edited_size_or_share_is_refused(make_trace: Any, path: str, change: Any) -> None:
