@@ -7,7 +7,7 @@ file beside this one; runs add up, and an interrupted one goes on where it stopp
 
 Run: python benchmarks/exflow_reference.py [--seconds S] [--searches N] [--classes LxExD,...]
 
-Legend: L MoE layers; E experts a layer; D devices of S slots; X placements of one layer.
+Legend: L MoE layers; E experts per layer; D devices of S slots; X placements of one layer.
 """
 
 import argparse

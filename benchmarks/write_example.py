@@ -7,7 +7,7 @@ The seed is chosen: the first of -1, -2, ... whose copies, hops kept and balance
 within the whole recording's intervals. -1 to -3 missed that of balance, as most draws do, from below: samples fill
 steps by ascending id, and a step of a third of the sequences mixes more subjects.
 
-Legend: T tokens; I sequences; L MoE layers; K experts a token.
+Legend: T tokens; I sequences; L MoE layers; K experts per token.
 """
 
 import io

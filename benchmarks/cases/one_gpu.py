@@ -3,7 +3,7 @@
 Experts run on the rows that tokens held out bring to each device; no exchange runs. The plan is made from half of
 the sequences of gpt-oss-20b, the tokens are of the other half.
 
-Legend: T tokens; L MoE layers; K experts a token; D devices; S slots of a device; P token-expert pairs of a device;
+Legend: T tokens; L MoE layers; K experts per token; D devices; S slots of a device; P token-expert pairs of a device;
 E experts; M hidden size; H expert FFN size; B sequences; A heads; C elements of a head.
 """
 

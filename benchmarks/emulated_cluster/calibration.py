@@ -4,7 +4,7 @@ Exchanges are measured alone, for steps in which each waits for the last, and as
 time, for those that overlap: with what it takes a rank to pack, start and unpack each of them. The former are uneven,
 as routing is. Gathers are a kind of their own: gloo passes every block round a ring.
 
-Legend: D devices, N nodes, G devices a node.
+Legend: D devices, N nodes, G devices per node.
 """
 
 from collections.abc import Sequence

@@ -34,7 +34,7 @@ WAYS: dict[str, tuple[int, Literal["standard", "coherent"]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The step, two experts a token, and its placements: contiguous, and planned for the first of other kinds."""
+    """The step, two experts per token, and its placements: contiguous, and planned for the first of other kinds."""
 
     work: Workload
     placements: tuple[Placement, Placement]

@@ -3,7 +3,7 @@
 It has the shape of `runtime.models.protocols.LanguageModel`, without norms; attention and experts wait and add nothing,
 so that kinds stay legible wherever tokens travel. What it predicts after a token is the next kind but one.
 
-Legend: V kinds; L layers; K experts a token; M hidden size; T tokens.
+Legend: V kinds; L layers; K experts per token; M hidden size; T tokens.
 
 Waits stand in the place of computation: ranks outnumber cores here, and their real products would wait for one another.
 What oversleeps is taken off the next wait, so that waits are exact on average.

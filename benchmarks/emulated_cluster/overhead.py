@@ -19,7 +19,7 @@ from .routing import Workload, plan_of
 from .timing import Seconds, interleaved, ratio
 
 WAYS = ("two all-to-alls by hand", "moeplan, contiguous, degree 1")
-SHAPES = ((8, 1), (128, 1), (128, 2))  # tokens a rank, experts a token
+SHAPES = ((8, 1), (128, 1), (128, 2))  # tokens a rank, experts per token
 EXPERTS_A_DEVICE = 4
 MORE_ROUNDS = 3  # times as many: a layer is short
 SEED = 13

@@ -4,7 +4,7 @@ They are those of `solvers.seconds`, on exactly the routing that is then run.
 
 The link of a node is one port that its ranks share, so that between nodes the busiest *node* decides.
 
-Legend: T tokens; L layers; K experts a token; I samples; D devices; N nodes; C link classes (intra, inter).
+Legend: T tokens; L layers; K experts per token; I samples; D devices; N nodes; C link classes (intra, inter).
 """
 
 from dataclasses import dataclass

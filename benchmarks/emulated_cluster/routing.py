@@ -1,6 +1,6 @@
 """What the tokens of the emulated model ask for, and the plans that are made for it.
 
-Legend: V kinds of token; L layers; K experts a token; E experts; I samples; S positions; D devices.
+Legend: V kinds of token; L layers; K experts per token; E experts; I samples; S positions; D devices.
 """
 
 from dataclasses import dataclass
@@ -88,5 +88,5 @@ def plan_of(cluster: Cluster, work: Workload, sizes: Sizes, placement: Placement
 
 
 def _two(rng: np.random.Generator, taste: Array, length: int) -> Array:
-    """Two experts a token, `[S, 2]`, the first drawn more often the likelier: the order of Gumbel-perturbed tastes."""
+    """Two experts per token, `[S, 2]`, the first drawn more often the likelier: the order of Gumbel-perturbed tastes."""
     return np.argsort(-(np.log(taste) + rng.gumbel(size=(length, len(taste)))))[:, :2]
