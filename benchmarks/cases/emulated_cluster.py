@@ -94,8 +94,8 @@ STUDIES = (
         "ExFlow: whole sequences, tokens that stay or return",
         "contiguous, standard",
         "Seconds of a forward pass, or of a few new tokens, under each plan. "
-        "K experts per token; tokens of kinds that the placement was not fitted to. With K = 2 it is fitted to the first"
-        " choices, and the second ones go their own ways.",
+        "K experts per token; tokens of kinds that the placement was not fitted to. With K = 2 it is fitted to the"
+        " first choices, and the second ones go their own ways.",
     ),
     _study(
         "rehoming",

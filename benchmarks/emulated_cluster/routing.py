@@ -88,5 +88,5 @@ def plan_of(cluster: Cluster, work: Workload, sizes: Sizes, placement: Placement
 
 
 def _two(rng: np.random.Generator, taste: Array, length: int) -> Array:
-    """Two experts per token, `[S, 2]`, the first drawn more often the likelier: the order of Gumbel-perturbed tastes."""
+    """Two experts per token, `[S, 2]`, the first drawn by taste: the order of Gumbel-perturbed tastes."""
     return np.argsort(-(np.log(taste) + rng.gumbel(size=(length, len(taste)))))[:, :2]
