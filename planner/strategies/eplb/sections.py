@@ -89,7 +89,7 @@ def _chosen(choice: Choice) -> str:
         return f"{BY['published']}: nothing is surely more even on parts of the fitted samples ({tried})"
     one = ours[choice.chosen]
     figures = f"{one.balance:.4f} against {one.published:.4f} of EPLB as published"
-    return f"{BY[choice.chosen]}: on parts of the fitted samples balance is {figures}, surely {one.low:.4f} less"
+    return f"{BY[choice.chosen]}: on parts of the fitted samples balance is {figures}, at least {one.low:.4f} less for sure"
 
 
 def _words(weighed: Redundancy, plan: Plan) -> Iterator[str]:
