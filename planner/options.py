@@ -102,7 +102,8 @@ class Trial(Record):
     #: balance, published: its own balance, and that of EPLB as published in the same layers
     balance: float = Field(ge=1 - 1e-9)
     published: float = Field(ge=1 - 1e-9)
-    low: float  #: Lower end of a 99 % interval of published - balance, over layers
+    #: Lower end of published - balance, over layers: by chance above 0 in 1 % of choices, shared by the candidates
+    low: float
 
 
 class Choice(Record):

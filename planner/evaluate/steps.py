@@ -66,10 +66,11 @@ class Blocks:
     def draws(self, seed: int) -> Floats:
         """Steps drawn with replacement, each with the tokens of a mean step, `[R, M]`; none where blocks are too few.
 
-        With lanes, all steps of a draw take the same lanes; without, a draw is one step of blocks from all steps.
+        With lanes, all steps of a draw take the same lanes; without, a draw is one step of blocks from all steps. Two
+        lanes are enough: the steps that would be resampled instead are of the same sequences.
         """
         kept, size = np.flatnonzero(self.tokens), self.per_step
-        if (size if self.lanes else len(kept)) < FEW:
+        if size < 2 if self.lanes else len(kept) < FEW:
             return np.zeros((0, len(self.tokens)))
         rng, times = np.random.default_rng(seed), np.zeros((DRAWS // self.each, self.each, len(self.tokens)))
         for draw in times:

@@ -50,16 +50,17 @@ class Drawn:
     ratio: Floats  #: Busiest device over the mean, mean over layers, `[B]`
     seconds: Seconds
 
-    def around(self, value_XB: Floats, drawn_XB: Floats) -> Floats:
+    def around(self, value_XB: Floats, drawn_XB: Floats, least: float = 0.0) -> Floats:
         """Means over steps of figures of a part, and over the steps of each draw, about them, `[X, R]`.
 
-        Drawing blocks twice makes steps less even than any, so draws are moved until their mean is the value.
+        Drawing blocks twice makes steps less even than any, so draws are moved until their mean is the value, and
+        kept from below the `least` that is possible.
         """
         value_X1 = value_XB.mean(axis=1, keepdims=True)
         mean_XR = drawn_XB.reshape(len(drawn_XB), -1, self.blocks.each).mean(axis=2)
         mean_XR = mean_XR[:, np.arange(DRAWS) % mean_XR.shape[1]]  # as many as of parts that are resampled
         moved_XR = value_X1 + self.blocks.spread * (mean_XR - mean_XR.mean(axis=1, keepdims=True))
-        return np.concatenate([value_X1, np.maximum(moved_XR, 0.0)], axis=1)
+        return np.concatenate([value_X1, np.maximum(moved_XR, least)], axis=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,7 +116,7 @@ def _columns(context: Context) -> dict[Any, NDArray[Any]]:
 def _sums_drawn(context: Context, drawn: Drawn, counts: Mapping[str, Draws]) -> Sums:
     """Sums of a contender whose intervals come from steps drawn from blocks."""
     tally, seconds = context.tally, context.seconds
-    (balance_R,) = drawn.around(mean_ratio(tally)[None], drawn.ratio[None])
+    (balance_R,) = drawn.around(mean_ratio(tally)[None], drawn.ratio[None], least=1.0)
     return Sums(
         counts=counts,
         balance=balance_R,

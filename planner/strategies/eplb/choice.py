@@ -3,7 +3,7 @@
 A candidate places layers by all parts but one and is judged on the steps of that one, each in turn. Published EPLB is
 left only for one that is surely more even there.
 
-Legend: B steps; L MoE layers; E experts; C cells, each a layer judged on one part.
+Legend: B steps; L MoE layers, or those that a candidate is tried on; E experts; P parts.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ SOLVED: dict[By, eplb.Method] = {"published": "published", "sum": "refined", "st
 BY_STEPS = ("steps", "robust")
 Weighted = Sequence[tuple[float, Ints]]  # of traces
 TRIAL_LAYERS = 5  # judged on each part, for placements by steps, which take a hundred times as long as others
-SURE = 0.995  # of the gain's lower end: a false gain, however small, would make the default worse than published
+WRONG = 0.01  # of choices against published EPLB, at most, where no candidate is better; shared by the candidates
 
 
 def choose(task: Task, slots: Ints) -> Choice:
@@ -34,10 +34,8 @@ def choose(task: Task, slots: Ints) -> Choice:
         return Choice(reason="one unit was fitted, on which no gain over EPLB as published can be shown")
     task.say("choosing a placement on parts of the fitted units")
     names = tried_by(mixed=bool(task.request.mixture))
-    published = {
-        by_steps: _cells("published", by_steps, task, slots) for by_steps in {name in BY_STEPS for name in names}
-    }
-    return Choice(candidates=tuple(_tried(name, published[name in BY_STEPS], task, slots) for name in names))
+    published_PL = _judged("published", task, slots)
+    return Choice(candidates=tuple(_tried(name, published_PL, task, slots, WRONG / len(names)) for name in names))
 
 
 def tried_by(*, mixed: bool) -> tuple[Refined, ...]:
@@ -87,28 +85,36 @@ def _num_parts(task: Task) -> int:
     return min(len(member.in_parts.cohorts) for _, member in task.members)
 
 
-def _tried(name: Refined, published_C: Floats, task: Task, slots: Ints) -> Trial:
-    """Balance of a candidate on the parts that did not place it, beside that of published EPLB."""
-    ours_C = _cells(name, name in BY_STEPS, task, slots)
-    gain_C = published_C - ours_C
+def _tried(name: Refined, published_PL: Floats, task: Task, slots: Ints, wrong: float) -> Trial:
+    """The balance of a candidate on the parts that it was not placed by, beside that of published EPLB.
+
+    A layer counts once, by its mean over the parts that it was tried on, which are much alike.
+    """
+    ours_PL = _judged(name, task, slots)
+    tried_PL = ~np.isnan(ours_PL)
+    times_L = tried_PL.sum(axis=0)
+    ours_L, published_L = (
+        np.where(tried_PL, balance_PL, 0.0).sum(axis=0)[times_L > 0] / times_L[times_L > 0]
+        for balance_PL in (ours_PL, published_PL)
+    )
     return Trial(
         by=name,
-        balance=float(ours_C.mean()),
-        published=float(published_C.mean()),
-        low=float(gain_C.mean() - _half_width(gain_C)),
+        balance=float(ours_L.mean()),
+        published=float(published_L.mean()),
+        low=_lowest(published_L - ours_L, wrong),
     )
 
 
-def _cells(by: By, by_steps: bool, task: Task, slots: Ints) -> Floats:
-    """Mean balance of each part's steps, as placed by the other parts, in the layers that placements by steps, or
-    others, are tried on, `[C]`.
-    """
-    num_layers, num_parts, cells = task.model.num_layers, _num_parts(task), []
-    stride = -(-num_layers // TRIAL_LAYERS) if by_steps else 1
+def _judged(by: By, task: Task, slots: Ints) -> Floats:
+    """Mean balance of each part's steps, as placed by the other parts, `[P, L]`; NaN of layers that are not tried."""
+    num_layers, num_parts = task.model.num_layers, _num_parts(task)
+    stride = -(-num_layers // TRIAL_LAYERS) if by in BY_STEPS else 1
+    balance_PL = np.full((num_parts, num_layers), np.nan)
     for part in range(num_parts):
-        seen, unseen = left_out(task, part, slice(part * stride // num_parts, None, stride))
-        cells.append(_mean_balance(unseen, solved(by, loads_by(by, seen), task, slots).placement))
-    return np.concatenate(cells)
+        layers = slice(part * stride // num_parts, None, stride)
+        seen, unseen = left_out(task, part, layers)
+        balance_PL[part, layers] = _mean_balance(unseen, solved(by, loads_by(by, seen), task, slots).placement)
+    return balance_PL
 
 
 def _mean_balance(steps: Weighted, placement: Placement) -> Floats:
@@ -119,10 +125,11 @@ def _mean_balance(steps: Weighted, placement: Placement) -> Floats:
     return mean_L
 
 
-def _half_width(gain_C: Floats) -> float:
-    """Half of the interval of the mean gain; the gain itself, so that nothing is sure, of a single cell."""
+def _lowest(gain_L: Floats, wrong: float) -> float:
+    """Lower end of the mean gain over layers, which it is below by chance this often; of one layer none is sure."""
     from scipy.special import stdtrit
 
-    if len(gain_C) < 2:
-        return abs(float(gain_C.mean()))
-    return float(stdtrit(len(gain_C) - 1, SURE) * gain_C.std(ddof=1) / np.sqrt(len(gain_C)))
+    mean = float(gain_L.mean())
+    if len(gain_L) < 2:
+        return mean - abs(mean)
+    return mean - float(stdtrit(len(gain_L) - 1, 1 - wrong) * gain_L.std(ddof=1) / np.sqrt(len(gain_L)))

@@ -88,8 +88,8 @@ def _chosen(choice: Choice) -> str:
         tried = ", ".join(f"{one.balance:.4f} against {one.published:.4f} {BY[one.by]}" for one in choice.candidates)
         return f"{BY['published']}: nothing is surely more even on parts of the fitted samples ({tried})"
     one = ours[choice.chosen]
-    figures = f"{one.balance:.4f} against {one.published:.4f} of EPLB as published"
-    return f"{BY[choice.chosen]}: on parts of the fitted samples balance is {figures}, surely {one.low:.4f} less"
+    figures = f"{one.balance:.4f} against {one.published:.4f} of EPLB as published, surely {one.low:.4f} less at least"
+    return f"{BY[choice.chosen]}: on parts of the fitted samples balance is {figures}"
 
 
 def _words(weighed: Redundancy, plan: Plan) -> Iterator[str]:

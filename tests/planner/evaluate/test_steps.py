@@ -132,17 +132,19 @@ def population(seed: int, folder: Path, samples: int, *, alike: bool = False, ow
     ids = drawn_ids(rng, 1 if alike else samples, LENGTH, own)
     if alike:
         ids = np.repeat(ids, samples, axis=0)
-    return stored_tokens(
-        folder,
-        MODEL,
-        TokenBatch(
-            step=None,
-            sample=np.repeat(np.arange(samples), LENGTH),
-            position=np.tile(np.arange(LENGTH, dtype=np.int32), samples),
-            source_rank=None,
-            phase=np.zeros(samples * LENGTH, np.int8),
-            ids=ids.reshape(-1, LAYERS, 1).astype(np.uint16),
-        ),
+    return stored_tokens(folder, MODEL, tokens_of(ids.reshape(-1, LAYERS)))
+
+
+def tokens_of(ids: Numbers) -> TokenBatch:
+    """Tokens of samples one after another, by the expert of each, `[T, L]`."""
+    samples = len(ids) // LENGTH
+    return TokenBatch(
+        step=None,
+        sample=np.repeat(np.arange(samples), LENGTH),
+        position=np.tile(np.arange(LENGTH, dtype=np.int32), samples),
+        source_rank=None,
+        phase=np.zeros(len(ids), np.int8),
+        ids=ids[:, :, None].astype(np.uint16),
     )
 
 
@@ -189,6 +191,17 @@ def test_the_interval_of_few_steps_is_a_point_of_like_samples_and_wide_of_others
     assert much > 1.5 * little
 
 
+def test_the_interval_of_an_even_balance_begins_at_1_below_which_none_is(tmp_path: Path) -> None:
+    samples = 64  # all tokens of each on one device, as many on every one
+    ids = np.repeat(np.arange(samples) % DEVICES * (EXPERTS // DEVICES), LENGTH)
+    trace = stored_tokens(tmp_path / "t", MODEL, tokens_of(np.stack([ids] * LAYERS, axis=1)))
+    scene = scene_of(trace, CLUSTER, each=StepSize("tokens", len(ids)))
+    balance = evaluate(scene, [today(MODEL, CLUSTER)]).evaluation.fit.contenders[0].metrics["balance"]
+    assert balance.value == balance.low == 1.0
+    assert balance.high is not None
+    assert balance.high > 1.1
+
+
 def test_sequences_of_one_expert_each_leave_the_mean_of_few_of_them_uncertain(tmp_path: Path) -> None:
     """Where an iteration says all of its sequences, more iterations say no more: sixteen of 12 sequences are no sample
     of sixteen.
@@ -198,10 +211,15 @@ def test_sequences_of_one_expert_each_leave_the_mean_of_few_of_them_uncertain(tm
 
 
 @pytest.mark.parametrize(
-    ("size", "samples"), [(PREFILL, 24), (PREFILL, 60), (DECODE, 40), (DECODE, 160)], ids=lambda one: str(one)
+    ("size", "samples", "own"),
+    [
+        *[(PREFILL, 24, OWN), (PREFILL, 60, OWN), (DECODE, 40, OWN), (DECODE, 160, OWN)],
+        (StepSize("sequences", 6), 6, 2.0),  # few lanes, of very different sequences
+    ],
+    ids=lambda one: str(one),
 )
 def test_intervals_from_small_traces_hold_the_gain_of_the_population(
-    size: StepSize, samples: int, tmp_path: Path
+    size: StepSize, samples: int, own: float, tmp_path: Path
 ) -> None:
     """Its gain is that of 3,000 steps of samples met once; of 40 traces at least 34 have it in their intervals, which
     are of the width that the traces differ by.
@@ -213,12 +231,12 @@ def test_intervals_from_small_traces_hold_the_gain_of_the_population(
         for one in (plan(), today(MODEL, CLUSTER).journey.placement)
     ]
     for _ in range(3000):
-        ids = drawn_ids(rng, size.number // each, each).reshape(-1, LAYERS)
+        ids = drawn_ids(rng, size.number // each, each, own).reshape(-1, LAYERS)
         for at, device in enumerate(held):
             loads = [np.bincount(device[layer][ids[:, layer]], minlength=DEVICES) for layer in range(LAYERS)]
             ratios[at] += np.mean([load.max() * DEVICES / load.sum() for load in loads])
     truth = 1 - ratios[0] / ratios[1]
-    shares = [share_of(population(seed, tmp_path / str(seed), samples), size) for seed in range(40)]
+    shares = [share_of(population(seed, tmp_path / str(seed), samples, own=own), size) for seed in range(40)]
     covered = [one.low is not None and one.high is not None and one.low <= truth <= one.high for one in shares]
     assert sum(covered) >= 34
     spread = float(np.std([one.value for one in shares]))

@@ -67,7 +67,7 @@ def test_a_single_unit_is_fitted_and_judged_on_itself_and_the_screen_says_so(
 @pytest.mark.parametrize(("spread", "objective"), [(0.0, "balance"), (1.0, "step_balance")])
 def test_steps_that_differ_by_chance_are_not_placed_one_by_one(tmp_path: Path, spread: float, objective: str) -> None:
     rng = np.random.default_rng(1)
-    usual, topics = rng.lognormal(0, 1, (3, 32)), rng.lognormal(0, spread, (2, 3, 32))
+    usual, topics = rng.lognormal(0, 1, (8, 32)), rng.lognormal(0, spread, (2, 8, 32))
     shares = usual * topics[np.arange(40) % 2]
     loads = np.array([[rng.multinomial(600, one / one.sum()) for one in step] for step in shares])
     trace = stored(tmp_path / "t", loads[rng.permutation(40)])
