@@ -92,7 +92,7 @@ class Contiguous(PlacementStrategy):
     name = "contiguous"
     dispatch_models = ("standard", "coherent")
 
-    def variants(self) -> Sequence[Params]:
+    def variants(self, task: Task) -> Sequence[Params]:
         """None, as this placement runs today."""
         return ()
 

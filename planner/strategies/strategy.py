@@ -92,8 +92,8 @@ class Strategy:
 
         return judge(decide(task))
 
-    def variants(self) -> Sequence[Params]:
-        """The parameters that auto tries."""
+    def variants(self, task: "Task") -> Sequence[Params]:
+        """The parameters that auto tries for a task."""
         from .registry import STRATEGIES
 
         return (STRATEGIES[self.name].params(),)

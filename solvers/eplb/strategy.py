@@ -5,16 +5,17 @@ Legend: B steps; L MoE layers; E experts per layer; P slots per layer; D devices
 
 import dataclasses
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ..arrays import Floats, checked_counts
 from ..outcome import ROUNDING, Objective, Outcome, PlacementResult
-from ..placement import Groups, Placement, spread
+from ..placement import Groups, Placement, ReplicaRule, spread
 from .layers import Layers, compile_refinement, whole_layers
 from .rows import live_slots, pinned
 
@@ -30,8 +31,9 @@ def solve(
     method: Method = "refined",
     groups: Groups = "split",
     dead: Collection[int] = (),
-    pins: Iterable[tuple[int, int]] = (),
+    pins: Collection[tuple[int, int]] = (),
     quantile: float | None = None,
+    replica_rule: ReplicaRule = ReplicaRule.EVEN,
 ) -> PlacementResult:
     """The placement of EPLB, repaired where it would put an expert twice on a device, and refined.
 
@@ -56,6 +58,9 @@ def solve(
         Pairs (expert, device): in every layer, that device holds a replica.
     quantile
         Of steps, in place of their mean.
+    replica_rule
+        Rule by which tokens choose replicas. nearest: every node holds every expert, so that no token leaves its node,
+        and all nodes are placed alike, for sources that send alike.
 
     Returns
     -------
@@ -70,7 +75,8 @@ def solve(
         Loads of wrong shape, negative or not finite; an unknown method; no groups; a quantile that is none; a quantile,
         or the robust method, without steps.
     UsageError
-        Slots that cannot hold the experts or what is pinned; pins of no expert or device; groups that cannot be whole.
+        Slots that cannot hold the experts or what is pinned; pins of no expert or device; groups that cannot be whole;
+        nearest with dead devices, pins, whole groups or unequal slots.
 
     Notes
     -----
@@ -86,6 +92,19 @@ def solve(
     loads_BLE = checked_counts(loads, "loads", (None,) * (3 if np.ndim(loads) == 3 else 2))
     _check(method, groups, num_groups, loads_BLE, quantile)
     slots_D = live_slots(loads_BLE.shape[-1], cluster.num_devices, slots, dead)
+    if replica_rule is ReplicaRule.NEAREST:
+        if dead or pins or groups == "whole" or len({*slots_D.tolist()}) > 1:
+            raise UsageError(
+                "replica rule nearest with dead devices, pins, whole groups or unequal slots; expected all nodes alike"
+            )
+        if (held := slots_D[0] * cluster.devices_per_node) < loads_BLE.shape[-1]:
+            raise UsageError(
+                f"replica rule nearest: {held} slots per node for {loads_BLE.shape[-1]} experts; expected at least"
+                f" {-(-loads_BLE.shape[-1] // cluster.devices_per_node)} per device (--slots)"
+            )
+        node, slots = Cluster(1, cluster.devices_per_node), int(slots_D[0])
+        one = solve(loads, node, slots=slots, method=method, quantile=quantile)
+        return dataclasses.replace(one, placement=_on_every_node(one.placement, cluster.num_nodes))
     pinned_DE = pinned(pins, loads_BLE.shape[-1], slots_D)
     if groups == "whole":
         layers, size = whole_layers(loads_BLE, slots_D, pinned_DE, num_groups, quantile)
@@ -99,6 +118,11 @@ def solve(
         placement = (layers.robust if method == "robust" else layers.refined)(placement, deal)
     outcome = _outcome(layers, placement, layers.bound(deal), started)
     return PlacementResult(spread(placement, size), dataclasses.replace(outcome, compiled_s=compiled_s), repaired)
+
+
+def _on_every_node(placement: Placement, num_nodes: int) -> Placement:
+    table_LP, slots_D = np.tile(placement.physical_to_logical, num_nodes), np.tile(placement.slots, num_nodes)
+    return Placement(table_LP, slots_D, placement.num_experts, ReplicaRule.NEAREST)
 
 
 def _outcome(layers: Layers, placement: Placement, bound: float, started: float) -> Outcome:

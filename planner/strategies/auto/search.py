@@ -35,6 +35,7 @@ BEAM = 2  # candidates that others are put on top of
 TRIAL_S = 5.0  # of a strategy that searches as long as it may, in a candidate and after Ctrl-C
 SHARE = 0.25  # of the time limit, at most, for such a search
 LEAST_S = 0.05  # for one where no time is left
+NEAR = ("nearest", "static")  # rules under which tokens use a replica on their own node where there is one
 LAST = 4.0  # times as long as a candidate took: to decide it by all fitted units, and to judge it beside its rivals
 
 
@@ -119,7 +120,7 @@ class Search:
         """Parts that the use, the engine and the dispatch model asked for allow; those that search long come last."""
         asked, use, engine = self.task.request.dispatch_model, self.task.use, self.params.engine
         for chosen in sorted(map(strategy, STRATEGIES), key=searches):
-            for model, params in itertools.product(chosen.dispatch_models, chosen.variants()):
+            for model, params in itertools.product(chosen.dispatch_models, chosen.variants(self.task)):
                 part = Part(chosen, model, params)
                 if use and (use not in chosen.uses or (use == "training" and model not in TRAINED)):
                     self.refused[(part,)] = f"not for {use}"
@@ -204,6 +205,9 @@ class Search:
             candidate = self.compared(part, base)
         except MoeplanError as error:
             self.refused[parts] = str(error)
+            return
+        if (engine := self.params.engine) and engine not in engines_of(candidate.decided.plan):
+            self.refused[parts] = f"{engine} does not carry it out"
             return
         self.tried[parts] = self.tried.setdefault(candidate.parts, candidate)
         if any(one.status is Status.INTERRUPTED for one in candidate.decided.plan.outcome.values()):
@@ -300,15 +304,18 @@ def tried(candidate: Candidate, plan: Plan, share: Metric, metrics: dict[str, fl
 
 
 def engines_of(plan: Plan) -> tuple[str, ...]:
-    """Engines whose files carry all decisions of a plan."""
+    """Engines whose files carry all decisions of a plan, and that keep tokens near where the plan does."""
     if plan.dispatch_model != "standard":
         return ()
-    return tuple(name for name, engine in ENGINES.items() if {*plan.decisions.names} <= engine.carries)
+    near = plan.placement is not None and plan.placement.has_replicas and plan.placement.replica_rule == "nearest"
+    named = ((name, one) for name, one in ENGINES.items() if not near or one.replica_rule in NEAR)
+    return tuple(name for name, engine in named if {*plan.decisions.names} <= engine.carries)
 
 
 def searches(chosen: Strategy) -> bool:
     """Check whether a strategy searches as long as it may."""
-    return any(one.within(LEAST_S) != one for one in chosen.variants())
+    usual = STRATEGIES[chosen.name].params()
+    return usual.within(LEAST_S) != usual
 
 
 def named(parts: Parts) -> str:

@@ -33,7 +33,7 @@ class Auto(Strategy):
     remarks = staticmethod(remarks)
     table = staticmethod(table)
 
-    def variants(self) -> Sequence[Params]:
+    def variants(self, task: Task) -> Sequence[Params]:
         """None: it is no part of itself."""
         return ()
 

@@ -42,6 +42,10 @@ class EplbParams(PlacementParams):
     pins: tuple[tuple[int, int], ...] = flag(
         (), "Held there in all layers; may repeat.", name="pin", metavar="EXPERT@DEVICE", parse=_pins, repeats=True
     )
+    replica_rule: Literal["even", "nearest"] = flag(
+        "even",
+        "Rule by which tokens choose replicas; nearest: every node holds every expert, no token leaves its node.",
+    )
     quantile: float | None = flag(
         None,
         "Make this quantile of the steps' balance least, not its mean.",
@@ -59,9 +63,17 @@ class EplbParams(PlacementParams):
                 "--groups whole with --redundant or --dead; groups take one slot per expert, equally many per device"
             )
 
+        if self.replica_rule == "nearest" and (self.dead or self.pins or self.groups == "whole"):
+            raise UsageError(
+                "--replica-rule nearest with --dead, --pin or --groups whole; every node holds the same experts: leave"
+                " one out"
+            )
+
     def check(self, cluster: Cluster) -> None:
-        """Refuse devices that the cluster does not have, and none alive."""
+        """Refuse devices that the cluster does not have, none alive, and a single node to be nearest to."""
         size = cluster.num_devices
+        if self.replica_rule == "nearest" and cluster.num_nodes == 1:
+            raise UsageError(f"--replica-rule nearest on {cluster}, a single node; expected several, or leave it out")
         if wrong := [rank for rank in (*self.dead, *(device for _, device in self.pins)) if not 0 <= rank < size]:
             raise UsageError(f"--dead or --pin of device {wrong[0]}; expected 0 to {size - 1} on {cluster}")
         if len(self.dead) > size - 1:

@@ -14,7 +14,7 @@ from ....solvers import eplb
 from ....solvers.arrays import Floats, Ints
 from ....solvers.balance import step_ratios
 from ....solvers.outcome import PlacementResult
-from ....solvers.placement import Placement
+from ....solvers.placement import Placement, ReplicaRule
 from ...options import By, Choice, Refined, Trial
 from ...task import Task
 from ..placement import mixed_loads
@@ -56,6 +56,7 @@ def solved(name: By, loads: Ints, task: Task, slots: Ints) -> PlacementResult:
         dead=params.dead,
         pins=params.pins,
         quantile=params.quantile,
+        replica_rule=ReplicaRule(params.replica_rule),
     )
 
 

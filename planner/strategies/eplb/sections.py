@@ -98,7 +98,8 @@ def _words(weighed: Redundancy, plan: Plan) -> Iterator[str]:
     replicas = f"{weighed.chosen.redundant:,} replicas per layer"
     yield f"{replicas}: the fewest with a {WEIGHED_BY[weighed.metric]} within 2 % of the best, on {part}"
     each = plan.model.expert_bytes
-    more = (weighed.chosen.slots - weighed.candidates[0].slots) * plan.model.num_layers
+    alive = (weighed.chosen.redundant + plan.model.num_experts) // weighed.chosen.slots
+    more = (weighed.chosen.slots - -(-plan.model.num_experts // alive)) * plan.model.num_layers
     if each is None:
         yield "what they weigh is not known: import the trace with --hidden-size, --ffn-size and --dtype-bytes"
     else:

@@ -16,6 +16,7 @@ from ....solvers.arrays import Ints
 from ....solvers.balance import balance, step_balance
 from ....solvers.outcome import ROUNDING
 from ....solvers.placement import Placement
+from ....traces.count_form import CountTrace
 from ...certify.certificate import Certificate
 from ...certify.recounted import count_fitted
 from ...evaluate.evaluate import evaluate
@@ -51,9 +52,18 @@ class Eplb(PlacementStrategy):
         """Balance, the objective of EPLB."""
         return BALANCE
 
-    def variants(self) -> Sequence[Params]:
-        """One slot an expert, and as many replicas as serve."""
-        return EplbParams(), EplbParams(redundant="auto")
+    def variants(self, task: Task) -> Sequence[Params]:
+        """One slot per expert, and as many replicas as serve; on several nodes with every expert on each, too."""
+        near, cluster = EplbParams(redundant="auto", replica_rule="nearest"), task.request.cluster
+        fits = task.model.num_experts <= (_fewest(task, EplbParams()) + MOST_EXTRA) * cluster.devices_per_node
+        several = cluster.num_nodes > 1 and fits and not isinstance(task.source, CountTrace)
+        return EplbParams(), EplbParams(redundant="auto"), *([near] if several else [])
+
+    def titled(self, params: Params) -> str:
+        """The strategy by name, with its replicas and their rule."""
+        asked = EplbParams.of(params)
+        near = ", nearest" if asked.replica_rule == "nearest" else ""
+        return super().titled(replace(asked, replica_rule="even")) + near
 
     def settled(self, params: Params, plan: Plan) -> Params:
         """The number of replicas that was chosen."""
@@ -66,8 +76,11 @@ class Eplb(PlacementStrategy):
         On and by the same where one unit was fitted. With the way in which the chosen number is placed.
         UsageError where no token of the part that judges is routed.
         """
-        fewest = _fewest(task)
+        params, group = EplbParams.of(task.params), task.request.cluster.devices_per_node
+        fewest = _fewest(task, params)
         most = min(fewest + MOST_EXTRA, task.model.num_experts)
+        if params.replica_rule == "nearest":
+            fewest, most = (max(one, -(-task.model.num_experts // group)) for one in (fewest, most))
         contenders, ways = list[Contender](), dict[int, Way]()
         for slots in range(fewest, most + 1):
             task.say(f"weighing {slots} slots per device, of {fewest} to {most}")
@@ -165,9 +178,9 @@ def _slots_of(slots: int, task: Task) -> Ints:
     return np.isin(np.arange(task.request.cluster.num_devices), task.alive) * np.int64(slots)
 
 
-def _fewest(task: Task) -> int:
+def _fewest(task: Task, params: EplbParams) -> int:
     """Fewest slots per device that give every expert, and every pin, a place."""
-    pins, num_experts = {*EplbParams.of(task.params).pins}, task.model.num_experts
+    pins, num_experts = {*params.pins}, task.model.num_experts
     on_device = Counter(device for _, device in pins)
     replicas = num_experts - len({expert for expert, _ in pins}) + len(pins)
     return min(max(-(-replicas // len(task.alive)), *on_device.values(), 1), num_experts)

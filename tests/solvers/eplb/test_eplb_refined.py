@@ -12,7 +12,7 @@ from numpy.random import Generator
 from moeplan.errors import UsageError
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import eplb
-from moeplan.solvers.balance import device_loads
+from moeplan.solvers.balance import balance, device_loads
 from moeplan.solvers.eplb.kernel import descend, kick, place, state_of
 from moeplan.solvers.outcome import PlacementResult, Status
 from moeplan.solvers.placement import Placement, ReplicaRule, keeps_groups_whole
@@ -311,3 +311,30 @@ def test_steps_keep_groups_whole_too(devices: int, rng: Generator) -> None:
     values = [ratios(steps, result.placement).mean() for result in (found, of_mean)]
     assert found.outcome.objective.value == pytest.approx(values[0])
     assert values[0] <= values[1] * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("method", ["published", "refined"])
+def test_nearest_puts_every_expert_on_every_node_as_even_as_a_node_alone(method: Any, rng: Generator) -> None:
+    loads = rng.integers(1, 99, (3, 8)).astype(np.float64)
+    found = eplb.solve(loads, Cluster(3, 2), slots=5, method=method, replica_rule=ReplicaRule.NEAREST)
+    assert found.placement.replica_rule is ReplicaRule.NEAREST
+    for layer, node in itertools.product(range(3), range(3)):
+        held = {e for device in (2 * node, 2 * node + 1) for e in found.placement.held(layer, device)}
+        assert held == set(range(8))
+    alone = eplb.solve(loads, Cluster(1, 2), slots=5, method=method)
+    assert found.outcome.objective.value == alone.outcome.objective.value
+    assert balance(loads, found.placement) == pytest.approx(alone.outcome.objective.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"slots": 3}, "6 slots per node for 8 experts; expected at least 4 per device"),
+        ({"slots": 5, "dead": [1]}, "nearest with dead devices"),
+        ({"slots": 5, "pins": [(0, 1)]}, "nearest with dead devices, pins"),
+        ({"slots": [5, 5, 4, 4]}, "unequal slots"),
+    ],
+)
+def test_nearest_refuses_nodes_that_cannot_hold_all_alike(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        eplb.solve(np.ones((2, 8)), Cluster(2, 2), replica_rule=ReplicaRule.NEAREST, **changes)

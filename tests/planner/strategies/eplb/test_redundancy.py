@@ -127,3 +127,19 @@ def test_the_weighing_becomes_a_page_of_its_own(trace: Any, tmp_path: Path) -> N
         write_redundancy(plan, tmp_path / "page.json")
     with pytest.raises(UsageError, match="--redundant auto"):
         write_redundancy(planned(trace, "eplb"), tmp_path / "page.html")
+
+
+def test_nearest_weighs_only_what_holds_every_expert_on_every_node_and_no_token_leaves_its_node(
+    make_trace: Any, tmp_path: Path
+) -> None:
+    trace = make_trace(samples=40)
+    plan, tried = weighed(trace, "2x2", replica_rule="nearest")
+    assert [one.slots for one in tried.candidates] == [4, 5, 6]
+    figures = judged(plan)
+    assert figures["plan/standard"]["node_copies"] == 0 < figures["contiguous/standard"]["node_copies"]
+    assert figures["plan/standard"]["balance"] < figures["contiguous/standard"]["balance"]
+    certify(plan, trace.path)
+    with pytest.raises(UsageError, match="nearest on 1x4, a single node"):
+        planned(trace, "eplb", "1x4", redundant="auto", replica_rule="nearest")
+    with pytest.raises(UsageError, match="--replica-rule nearest with --dead"):
+        planned(trace, "eplb", "2x2", redundant="auto", replica_rule="nearest", dead=(1,))
