@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ...solve import Decided
 
 BEAM = 2  # candidates that others are put on top of
-TRIAL_S = 5.0  # of a strategy that searches as long as it may, in a candidate and after Ctrl-C
+TRIAL_S = 1.0  # of a strategy that searches as long as it may, in a candidate and after Ctrl-C
 SHARE = 0.25  # of the time limit, at most, for such a search
 LEAST_S = 0.05  # for one where no time is left
 LAST = 4.0  # times as long as a candidate took: to decide it by all fitted units, and to judge it beside its rivals
