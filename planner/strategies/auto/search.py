@@ -241,7 +241,7 @@ class Search:
         request = replace(
             self.task.request.sized(self.task.size),
             strategy=part.strategy.name,
-            params=part.params.within(search_s, patient=inner and self.params.time_limit_s is None),
+            params=part.params.within(search_s, patient=self.params.time_limit_s is None),
             dispatch_model=part.dispatch_model,
         )
         task = replace(
