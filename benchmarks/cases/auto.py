@@ -22,6 +22,7 @@ from moeplan.planner.request import Request
 from moeplan.planner.solve import Decided, Made, decide, judge, make, task_for
 from moeplan.planner.strategies.auto import AutoParams
 from moeplan.planner.strategies.auto.search import Part, Parts, Search, named
+from moeplan.planner.strategies.eplb import EplbParams
 from moeplan.planner.strategies.eplb.strategy import MOST_EXTRA
 from moeplan.planner.strategies.registry import STRATEGIES, strategy
 from moeplan.planner.task import Task
@@ -52,7 +53,7 @@ class Instance:
 
     name: str
     source: Path | None  #: None: the embedded model's trace
-    sizes: dict[str, int]
+    sizes: dict[str, Any]
     cluster: str
     request: dict[str, Any] = field(default_factory=dict)
     timed: bool = True  #: Whether a profile times steps
@@ -154,8 +155,8 @@ def _parts(task: Task) -> Iterator[Part]:
                 continue
             yield Part(chosen, model, params)
             if getattr(params, "redundant", 0) == "auto":
-                extra = task.request.cluster.num_devices
-                yield from (Part(chosen, model, replace(params, redundant=extra * n)) for n in range(1, MOST_EXTRA + 1))
+                own, extra = EplbParams.of(params), task.request.cluster.num_devices
+                yield from (Part(chosen, model, replace(own, redundant=extra * n)) for n in range(1, MOST_EXTRA + 1))
 
 
 def _judged(search: Search, every: list[Combination], auto: Made) -> tuple[dict[str, Figures], Figures]:
