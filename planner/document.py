@@ -65,6 +65,7 @@ class Table:
     columns: Sequence[Column]
     #: Whether a narrow screen shows all columns, in several tables; else it leaves the last ones out
     whole: bool = False
+    note: str = ""  #: What is left out, and where it is; below
 
     def fitting(self, width: int) -> "list[Table]":
         """The columns as tables of so many signs at most, each with the rows' names and one column at least.
@@ -100,13 +101,16 @@ class Table:
             for row in zip(*(column.cells for column in table.columns), strict=True):
                 shown.add_row(*row)
             console.print(shown)
+        if self.note:
+            console.print(self.note)
 
     def html(self, name: str) -> str:
         """Table of a page."""
         head = "".join(f"<th>{html.escape(column.header)}</th>" for column in self.columns)
         rows = zip(*(column.cells for column in self.columns), strict=True)
         body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        return f"<table><tr>{head}</tr>{body}</table>\n"
+        note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
+        return f"<table><tr>{head}</tr>{body}</table>{note}\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,16 @@ Legend: T tokens; L' layers asked for; K experts per token.
 """
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, UsageError
-from .dataset import Dataset
+from .dataset import BATCH_BYTES, Dataset
 from .model import ModelSpec
 from .schema import PHASES, TokenBatch, check_tokens, refusing
 
@@ -56,6 +57,8 @@ class Trace(Dataset):
     ) -> Iterator[TokenBatch]:
         """The tokens in order, a bounded batch at a time; only the columns asked for are read.
 
+        Columns that take no more than a batch in all are kept, and read once: batches are not to be written to.
+
         Parameters
         ----------
         layers
@@ -79,18 +82,34 @@ class Trace(Dataset):
         columns = [*SCALARS, *(f"layer_{layer}" for layer in chosen)]
         columns += [f"weight_{layer}" for layer in chosen] if weights else []
         row_bytes = SCALAR_BYTES + len(chosen) * self.model.top_k * (4 if weights else 2)
+        batches: Iterable[TokenBatch] | None = self._kept.get(tuple(columns))
+        if batches is None:
+            batches = self._read(columns, row_bytes, chosen, weights)
+            if self.num_rows * row_bytes <= BATCH_BYTES:
+                batches = self._kept[tuple(columns)] = list(batches)
         has_tokens = False
-        for path, first_row, arrow in self.read(columns, row_bytes):
-            with refusing(path):
-                batch = self._decode(arrow, chosen, weights)
-                check_tokens(batch, self.model.num_experts, first_row)
-            if wanted is not None:
-                batch = batch.select(wanted[batch.phase])
-            if len(batch):
+        for batch in batches:
+            chosen_batch = batch if wanted is None else batch.select(wanted[batch.phase])
+            if len(chosen_batch):
                 has_tokens = True
-                yield batch
+                yield chosen_batch
         if not has_tokens:
             raise UsageError(f"{self.path}: no token of phase {', '.join(phases or PHASES)}")
+
+    @cached_property
+    def _kept(self) -> dict[tuple[str, ...], list[TokenBatch]]:
+        """The batches of columns that were read, of a small trace."""
+        return {}
+
+    def _read(
+        self, columns: Sequence[str], row_bytes: int, layers: Sequence[int], weights: bool
+    ) -> Iterator[TokenBatch]:
+        """The tokens of all phases, from the files."""
+        for path, first_row, arrow in self.read(columns, row_bytes):
+            with refusing(path):
+                batch = self._decode(arrow, layers, weights)
+                check_tokens(batch, self.model.num_experts, first_row)
+            yield batch
 
     def _check_request(self, layers: Sequence[int], phases: Collection[str] | None, weights: bool) -> None:
         if unknown := [layer for layer in layers if not 0 <= layer < self.model.num_layers]:

@@ -1,95 +1,193 @@
-"""Auto on the real routing of gpt-oss-20b, beside every candidate that it tried, each solved anew and judged alike.
+"""Auto beside an exhaustive judgement: every legal combination of parts, each solved and judged on held-out samples.
 
-What auto chose on an inner split should be the best on held-out samples, or within its interval; all of it should take
-at most 1.5 times as long as the solves it contains, one after another.
+Combinations are enumerated here, whatever auto tries: a placement or none, degrees or none, a sample policy or none,
+under every dispatch model. What auto chose on an inner split should be the best of them, or within its interval.
 """
 
+import itertools
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.resources import as_file, files
 from pathlib import Path
+from typing import Any
 
+from moeplan.errors import MoeplanError
+from moeplan.planner.evaluate.evaluate import evaluate
+from moeplan.planner.evaluate.journey import Contender, journey_of, today
+from moeplan.planner.evaluate.metrics import Figures
+from moeplan.planner.options import AutoOptions
 from moeplan.planner.request import Request
-from moeplan.planner.solve import Decided, decide, judge, make, task_for
+from moeplan.planner.solve import Decided, Made, decide, judge, make, task_for
 from moeplan.planner.strategies.auto import AutoParams
-from moeplan.planner.strategies.auto.search import Parts, Search, named
+from moeplan.planner.strategies.auto.search import Part, Parts, Search, named
+from moeplan.planner.strategies.eplb import EplbParams
+from moeplan.planner.strategies.eplb.strategy import MOST_EXTRA
+from moeplan.planner.strategies.registry import STRATEGIES, strategy
+from moeplan.planner.task import Task
 from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.description import on_cluster
 from moeplan.profilers.presets import load_preset
 from moeplan.profilers.profile import save
+from moeplan.runtime.decisions import TRAINED
 from moeplan.runtime.plan import Plan
 from moeplan.traces.importers import import_trace
 
-from ..routing import GPT_OSS
+from ..routing import GPT_OSS, OLMOE, SMARTMOE
 from ..study import Row, Settings, Study
 
-PRESET = "h200_sxm"
-SEQUENCES = 64  # per device, in decode
-Instance = tuple[Path, str, str]
+PRESET, LINK = "h200_sxm", ("inter=50:5",)
+AUTO = "auto"
+SEARCH_S = 2.0  # of a search that lasts as long as it may
+PROMPTS = 1024  # tokens per device and step, beside the usual step of decode
+KINDS = ("placement", "pipeline", "sample_policy")  # one may stand on those before it
+GPT = {"hidden_size": 2880, "ffn_size": 2880, "kv_size": 1024, "dtype_bytes": 2}
+OLM = {"hidden_size": 2048, "ffn_size": 1024, "dtype_bytes": 2, "top_k": 8}
+SMART = {"hidden_size": 1024, "ffn_size": 4096, "dtype_bytes": 2, "top_k": 2}
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A recording, what its file does not say of the model, and a request."""
+
+    name: str
+    source: Path | None  #: None: the embedded model's trace
+    sizes: dict[str, Any]
+    cluster: str
+    request: dict[str, Any] = field(default_factory=dict)
+    timed: bool = True  #: Whether a profile times steps
 
 
 def _instances(settings: Settings) -> list[Instance]:
-    sizes = ("2x8",) if settings.quick else ("1x8", "2x8", "4x8")
-    return [(settings.data / GPT_OSS, size, use) for size in sizes for use in ("decode", "prefill")]
+    data, prompts = settings.data, "prefill"
+    rows = [Instance("embedded 2x2", None, {}, "2x2", timed=False)]
+    for size in ("2x8", "1x8", "4x8") if settings.full else ("2x8",):
+        tokens = PROMPTS * Cluster.parse(size).num_devices
+        rows.append(Instance(f"gpt-oss-20b {size} decode", data / GPT_OSS, GPT, size))
+        rows.append(Instance(f"gpt-oss-20b {size} {prompts}", data / GPT_OSS, GPT, size, {"tokens_per_step": tokens}))
+    rows.append(Instance("OLMoE 2x8", data / OLMOE, OLM, "2x8"))
+    rows.append(Instance("SmartMoE 2x8 training", data / SMARTMOE, SMART, "2x8", {"purpose": "training"}))
+    return rows[:1] if settings.quick else rows
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Parts solved on all fitted samples, one on top of the other, and the seconds of the last one's solve."""
+
+    parts: Parts
+    decided: Decided
+    seconds: float
 
 
 def _rows(instance: Instance) -> Iterator[Row]:
-    """Auto, then every candidate by what it gains on held-out samples; ratios are to all candidates' solves."""
-    source, size, use = instance
+    """Auto, then every combination by what it gains on held-out samples, each beside auto draw by draw."""
     with tempfile.TemporaryDirectory() as folder:
-        trace, profile = Path(folder) / "trace", Path(folder) / "profile.json"
-        import_trace(source, trace, hidden_size=2880, dtype_bytes=2, ffn_size=2880)
-        save(load_preset(PRESET), profile)
-        cluster = Cluster.parse(size)
-        cluster = replace(cluster, links=load_preset(PRESET).cluster.links)
-        request = Request.of(
-            strategy="auto",
-            trace=str(trace),
-            cluster=cluster,
-            profile=profile,
-            concurrency=SEQUENCES * cluster.num_devices if use == "decode" else None,
-        )
+        request = _request(instance, Path(folder))
         began = time.perf_counter()
-        plan = make(request).plan
-        auto_s, singles = time.perf_counter() - began, list(_candidates(request))
-    name, sum_s = f"{size} {use}", sum(seconds for _, _, seconds in singles)
-    yield _row(name, f"auto: {' + '.join(plan.strategies)}", plan, auto_s, ratio=auto_s / sum_s)
-    for parts, one, seconds in sorted(singles, key=lambda single: -_gain(single[1])):
-        yield _row(name, named(parts), one, seconds, ratio=seconds / sum_s)
+        auto = make(request)
+        auto_s = time.perf_counter() - began
+        search = Search(task_for(request), AutoParams.of(request.params), time.perf_counter())
+        every = list(_combinations(search, {one.parts for one in AutoOptions.of(auto.plan).tried}))
+        figures, usual = _judged(search, every, auto)
+    sum_s, metric = sum(one.seconds for one in every), search.metric
+    ours, base = figures.pop(AUTO), usual.value[metric]
+
+    def row(name: str, one: Figures, seconds: float | None) -> Row:
+        gain, share, more = one.gain(metric, ours), one.share(metric, usual), {}
+        if one is not ours and gain.low is not None and gain.high is not None:
+            more = {"over auto": gain.value / base, "low": gain.low / base, "high": gain.high / base}
+        ratio = None if seconds is None else seconds / sum_s
+        return Row(instance.name, name, quality=share and share.value, seconds=seconds, ratio=ratio, more=more)
+
+    yield row(f"auto: {' + '.join(auto.plan.strategies)}", ours, auto_s)
+    seconds_of = {named(one.parts): one.seconds or None for one in every}
+    for name, one in sorted(figures.items(), key=lambda item: item[1].value[metric]):
+        yield row(name, one, seconds_of[name])
 
 
-def _candidates(request: Request) -> Iterator[tuple[Parts, Plan, float]]:
-    """The candidates of auto with their plans on all fitted samples, and the seconds of the last part's solve."""
-    search = Search(task_for(request), AutoParams(), time.perf_counter())
-    search.run()
-    decided: dict[Parts, Decided] = {}
-    for candidate in sorted(search.ranked(), key=lambda one: len(one.parts)):
-        parts = candidate.parts
+def _request(instance: Instance, folder: Path) -> Request:
+    trace, profile, cluster = folder / "trace", None, Cluster.parse(instance.cluster)
+    if instance.source is None:
+        with as_file(files("moeplan.planner.demo") / "trace.parquet") as path:
+            trace = trace.with_suffix(".parquet")
+            trace.write_bytes(path.read_bytes())
+    else:
+        import_trace(instance.source, trace, **instance.sizes)
+    if instance.timed:
+        links = LINK if cluster.num_nodes > 1 else ()
+        timed, profile = on_cluster(load_preset(PRESET), instance.cluster, links), folder / "profile.json"
+        save(timed, profile)
+        cluster = timed.cluster
+    return Request.of(strategy="auto", trace=str(trace), cluster=cluster, profile=profile, **instance.request)
+
+
+def _combinations(search: Search, tried: Collection[tuple[str, ...]]) -> Iterator[Combination]:
+    """Every legal combination of parts; of those that auto tried the solve is timed, judgement included."""
+    known = dict[Parts, Decided]()
+    choices = [[None, *(part for part in _parts(search.task) if part.strategy.decides == kind)] for kind in KINDS]
+    for chosen in itertools.product(*choices):
+        parts = tuple(part for part in chosen if part is not None)
+        base = known.get(parts[:-1])
+        if not parts or (parts[1:] and (base is None or not parts[-1].strategy.stands_on(base.plan))):
+            continue
         search.task.shared.clear()  # as a command of its own reads the trace
-        began = time.perf_counter()
-        decided[parts] = decide(search.task_of(parts[-1], decided.get(parts[:-1]), inner=False))
-        yield parts, judge(decided[parts]).plan, time.perf_counter() - began
+        began, seconds = time.perf_counter(), 0.0
+        try:
+            decided = decide(search.task_of(parts[-1], base, inner=False, search_s=SEARCH_S))
+            settled = replace(parts[-1], params=parts[-1].strategy.settled(parts[-1].params, decided.plan))
+            shown = (*parts[:-1], settled)
+            if tuple(part.name for part in shown) in tried:
+                judge(decided)
+                seconds = time.perf_counter() - began
+        except MoeplanError:
+            continue  # none of this trace
+        if shown not in known:  # the number of replicas that a solve chooses is another one's, too
+            known[shown] = decided
+            yield Combination(shown, decided, seconds)
 
 
-def _row(name: str, method: str, plan: Plan, seconds: float, *, ratio: float) -> Row:
-    share = None if plan.verdict is None else plan.verdict.share
-    ends = {} if share is None or share.low is None or share.high is None else {"low": share.low, "high": share.high}
-    return Row(name, method, quality=_gain(plan), seconds=seconds, ratio=ratio, more=ends)
+def _parts(task: Task) -> Iterator[Part]:
+    """Every strategy that suits the use, under every dispatch model, with every number of replicas that it weighs."""
+    for chosen in map(strategy, STRATEGIES):
+        for model, params in itertools.product(chosen.dispatch_models, chosen.variants()):
+            if (task.use == "training" and model not in TRAINED) or (task.use and task.use not in chosen.uses):
+                continue
+            yield Part(chosen, model, params)
+            if getattr(params, "redundant", 0) == "auto":
+                own, extra = EplbParams.of(params), task.request.cluster.num_devices
+                yield from (Part(chosen, model, replace(own, redundant=extra * n)) for n in range(1, MOST_EXTRA + 1))
 
 
-def _gain(plan: Plan) -> float:
-    """The share of today's step that a plan saves."""
-    return plan.verdict.share.value if plan.verdict and plan.verdict.share else 0.0
+def _judged(search: Search, every: list[Combination], auto: Made) -> tuple[dict[str, Figures], Figures]:
+    """The figures of auto's plan and of all combinations, by name, and today's: in one setting and the same draws."""
+    usual = today(auto.plan.model, auto.plan.cluster)
+    contenders = [_contender(AUTO, auto.plan, auto.sidecars), usual]
+    contenders += [_contender(named(one.parts), one.decided.plan, one.decided.sidecars) for one in every]
+    most = max(every, key=lambda one: len(one.parts))  # in its setting there is a place for what all others decide
+    base = next((one.decided for one in every if one.parts == most.parts[:-1]), None)
+    task = search.task_of(most.parts[-1], base, inner=False)
+    judged = evaluate(task.judging_scenes, contenders).judged
+    figures = {one.name: judged[one.label] for one in contenders}
+    return figures, figures.pop(usual.name)
+
+
+def _contender(name: str, plan: Plan, sidecars: Mapping[str, bytes]) -> Contender:
+    return Contender(name, journey_of(plan, lambda file: sidecars[file.file]))
 
 
 STUDIES = (
     Study(
-        title=f"gpt-oss-20b on H200 ({PRESET}), held out",
+        title=f"Every combination of parts ({PRESET}), held out",
         quality="saved of today's step, %",
         instances=_instances,
         rows=_rows,
-        baseline="the sum of all candidates' solves",
-        note="Seconds are wall time; a candidate's are those of its last part, on the others' decisions.",
+        baseline="the sum of the solves of what auto tries",
+        note="auto's plan beside every legal combination: what each saves of today's step (without a profile, of the"
+        " busiest device's load), and how much more than auto's, with the 95 % interval of that difference. Where the"
+        " interval holds 0, auto's plan is as good within what the samples tell. Seconds are wall time, of a"
+        " combination those of its last part on the others' decisions; combinations without were not tried by auto."
+        f" exflow searches for {SEARCH_S:g} s' worth of work.",
         needs=GPT_OSS,
     ),
 )

@@ -15,7 +15,7 @@ from .chunks import capacity
 from .homes import Homes, stay
 from .journey import TODAY, Contender, Journey
 from .metrics import ATTENTION, Figures, figures_of
-from .price import STEP, cuts_of, price
+from .price import STEP, Seconds, cuts_of, price
 from .replay import Replay
 from .replay import replay as fast_replay
 from .scene import Scene
@@ -23,6 +23,7 @@ from .splits import Cohort
 from .sums import Context, Drawn, dropped_share, mean_ratio
 from .tally import Tally
 
+DRAWN_CELLS = 2**23  # of 8 bytes, of steps that are drawn at a time
 MATTERS: Final = 0.01  # of what there is: less of it is no benefit, however sure
 
 
@@ -131,11 +132,22 @@ def _judged(
 
 
 def _drawn(scene: Scene, journey: Journey, cohort: Cohort, tally: Tally) -> Drawn | None:
-    """Steps drawn from the blocks of a cohort; None where its own are resampled."""
+    """Steps drawn from the blocks of a cohort; None where its own are resampled.
+
+    Notes
+    -----
+    Cost: R M C multiplications of R draws, M blocks, whose number is bounded, and C cells of a step: layers, link
+    classes and devices. It does not grow with tokens. Memory: `DRAWN_CELLS` numbers of a table at a time.
+    """
     if cohort.blocks is None or tally.blocks is None or not len(draws := cohort.blocks.draws(scene.seed)):
         return None
-    steps = tally.blocks.mixed(draws)
-    return Drawn(cohort.blocks, mean_ratio(steps), price(steps, journey, scene))
+    together = max(DRAWN_CELLS // tally.blocks.widest, 1)
+    ratio, seconds = list[Floats](), list[Seconds]()
+    for first in range(0, len(draws), together):
+        steps = tally.blocks.mixed(draws[first : first + together])
+        ratio.append(mean_ratio(steps))
+        seconds.append(price(steps, journey, scene))
+    return Drawn(cohort.blocks, np.concatenate(ratio), Seconds.joined(seconds))
 
 
 def _dropped(scene: Scene, name: str, journey: Journey, tally: Tally) -> float | None:

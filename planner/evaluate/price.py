@@ -13,9 +13,9 @@ A contender whose layers are whole then has one chunk, so that all are priced al
 Legend: B steps; L MoE layers; Q levels of a source's curves (low, middle, high).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
@@ -59,6 +59,15 @@ class Seconds:
     step: Mapping[str, Floats] = field(default_factory=dict)
     #: The share of calls outside the measured sizes, where there are any
     extrapolated: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The seconds of the same contender in some steps, then in others; not what lies outside measured sizes."""
+        levels, step = (
+            {name: np.concatenate([one[name] for one in tables], axis=1) for name in tables[0]}
+            for tables in ([one.levels for one in parts], [one.step for one in parts])
+        )
+        return cls(levels, step)
 
 
 def price(tally: Tally, journey: Journey, scene: Scene) -> Seconds:

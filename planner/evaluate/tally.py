@@ -41,8 +41,17 @@ class Ports:
     contexts: Ints
 
     def each(self, change: Callable[[Ints], NDArray[Any]]) -> Self:
-        """The ports with each of their tables changed."""
-        return replace(self, **{one.name: change(getattr(self, one.name)) for one in fields(self)})
+        """The ports with each of their tables changed, one that mirrors another only once."""
+        if not np.may_share_memory(self.dispatch, self.combine):
+            return replace(self, **{one.name: change(getattr(self, one.name)) for one in fields(self)})
+        dispatch = change(self.dispatch)
+        return replace(
+            self,
+            dispatch=dispatch,
+            combine=dispatch[:, :, :, ::-1],
+            tokens=change(self.tokens),
+            contexts=change(self.contexts),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +124,11 @@ class Tally:
         held_LED = map(placement.holds, range(placement.num_layers))
         load_LBD = [loads[:, n] @ (held_ED / held_ED.sum(axis=1, keepdims=True)) for n, held_ED in enumerate(held_LED)]
         return cls(np.zeros((len(loads), 0), np.int64), np.stack(load_LBD, axis=1), placement.slots)
+
+    @property
+    def widest(self) -> int:
+        """Cells of a step in the widest table that steps are mixed in."""
+        return int(max(self.loads[0].size, self.ports.dispatch[0].size if self.ports else 0, 1))
 
     def by_step(self, cohort: Cohort) -> Self:
         """The tally with a row a step, of one with a row a block of the cohort's steps."""

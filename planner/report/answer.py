@@ -203,11 +203,11 @@ def judged_sections(
     """The table beside today, at most five remarks, the others among the details, and all figures of these metrics.
 
     The table is of the part's contenders unless another is given. On a narrow screen it leaves its last columns out
-    unless it is shown `whole`.
+    unless one of the two is to be shown `whole`.
     """
     today, judged, more = verdict.against, verdict.metric, lines[MOST_REMARKS:]
     first = table or contender_table(part, headlines(part, judged), today=today, judged=judged)
-    first = replace(first, whole=whole)
+    first = replace(first, whole=whole or first.whole)
     yield Section("Beside today", (first,))
     if lines:
         pointer = [f"{len(more)} more: --verbose"] if more else []

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 
 from moeplan.errors import InputError, MismatchError, MoeplanError, UsageError
 from moeplan.files import sha256_json
-from moeplan.traces.reader import open_trace
+from moeplan.traces.reader import Trace, open_trace
 from moeplan.traces.schema import METADATA_KEY
 from moeplan.traces.writer import TraceWriter
 from tests.builders import known, meta_of, model
@@ -34,6 +35,23 @@ def test_the_layers_and_tokens_of_phases_asked_for_come_in_that_order_contiguous
     assert (set(trace.known), trace.has_weights) == ({"sample", "step", "source_rank"}, True)
     kept = np.concatenate([part.position for part in trace.batches((), phases=["prefill", "train"])])
     np.testing.assert_array_equal(kept, batch.position[batch.phase != 1])
+
+
+def test_a_trace_that_fits_into_a_batch_is_read_once_and_a_larger_one_each_time(
+    make_trace: MakeTrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = make_batch(50)
+    small, large = make_trace(batch), make_trace(batch, name="large")
+
+    def read_twice(trace: Trace) -> None:
+        for read in ([*trace.batches()], [*trace.batches()]):
+            np.testing.assert_array_equal(read[0].ids, batch.ids)
+            shutil.rmtree(trace.path, ignore_errors=True)
+
+    read_twice(small)
+    monkeypatch.setattr("moeplan.traces.reader.BATCH_BYTES", 50)
+    with pytest.raises(InputError):
+        read_twice(large)
 
 
 def test_part_ten_follows_part_nine_and_the_hash_is_of_sorted_names_and_hashes(make_trace: MakeTrace) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ...solve import Decided
 
 BEAM = 2  # candidates that others are put on top of
-TRIAL_S = 5.0  # of a strategy that searches as long as it may, in a candidate and after Ctrl-C
+TRIAL_S = 1.0  # of a strategy that searches as long as it may, in a candidate and after Ctrl-C
 SHARE = 0.25  # of the time limit, at most, for such a search
 LEAST_S = 0.05  # for one where no time is left
 NEAR = ("nearest", "static")  # rules under which tokens use a replica on their own node where there is one
@@ -246,7 +246,7 @@ class Search:
             self.task.request,
             size=self.task.size,
             strategy=part.strategy.name,
-            params=part.params.within(search_s, patient=inner and self.params.time_limit_s is None),
+            params=part.params.within(search_s, patient=self.params.time_limit_s is None),
             dispatch_model=part.dispatch_model,
         )
         task = replace(

@@ -1,6 +1,5 @@
 """Screen and page of an auto plan: all candidates in one currency, gains of each part, and parts that do not pay."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,10 +36,11 @@ class Row:
 def table(plan: Plan, part: Part) -> Table:
     """The candidates beside today, the fastest first; of many the slowest are left out."""
     options = AutoOptions.of(plan)
-    today, best, others = options.tried[0].today, options.tried[0], _by_share(options.tried[1:])[: MOST_ROWS - 2]
+    today, best, others = options.tried[0].today, options.tried[0], _by_share(options.tried[1:])
+    shown = others[: MOST_ROWS - 2]
     rows = [
         Row(one.name + (" (plan)" if one is best else ""), 1 - one.share.value, _whole(one), one.metrics)
-        for one in (best, *others)
+        for one in (best, *shown)
     ]
     rows = sorted([*rows, Row("today", 1.0, whole=True, metrics=today)], key=lambda row: row.share)
     columns = [Column("", [row.name for row in rows])]
@@ -53,7 +53,8 @@ def table(plan: Plan, part: Part) -> Table:
     columns.append(Column("balance (p95)", [_balance(row.metrics) for row in rows]))
     if all(COPIES in row.metrics for row in rows):
         columns.append(Column("copies/token", [f"{row.metrics[COPIES]:.2f}" for row in rows]))
-    return Table(columns)
+    left = len(others) - len(shown)
+    return Table(columns, whole=True, note=f"{left} more rows: --json" if left else "")
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
@@ -142,4 +143,4 @@ def _shortened(reason: str, plan: Plan) -> str:
     """The finding of an error message, without the file before it and the mend after it."""
     for source in (plan.inputs.trace, plan.inputs.profile):
         reason = reason.removeprefix(f"{source and source.path}: ")
-    return re.split("[;:] ", reason)[0]
+    return reason.partition("; ")[0]

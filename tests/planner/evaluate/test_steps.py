@@ -202,6 +202,18 @@ def test_the_interval_of_an_even_balance_begins_at_1_below_which_none_is(tmp_pat
     assert balance.high > 1.1
 
 
+@pytest.mark.parametrize("size", [PREFILL, DECODE], ids=lambda one: str(one))
+def test_steps_drawn_a_few_at_a_time_give_the_same_interval(
+    size: StepSize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = population(3, tmp_path, 40)
+    together = share_of(trace, size)
+    monkeypatch.setattr("moeplan.planner.evaluate.evaluate.DRAWN_CELLS", 7 * LAYERS * DEVICES)
+    apart = share_of(trace, size)
+    assert width(together) > 0
+    assert (apart.value, apart.low, apart.high) == pytest.approx((together.value, together.low, together.high))
+
+
 def test_sequences_of_one_expert_each_leave_the_mean_of_few_of_them_uncertain(tmp_path: Path) -> None:
     """Where an iteration says all of its sequences, more iterations say no more: sixteen of 12 sequences are no sample
     of sixteen.

@@ -20,10 +20,11 @@ from moeplan.planner.evaluate.evaluate import evaluate
 from moeplan.planner.options import AutoOptions
 from moeplan.planner.report.plan import solve_report
 from moeplan.planner.solve import Decided, decide, plan_and_today, task_for
-from moeplan.planner.strategies.auto import search
+from moeplan.planner.strategies.auto import search, sections
 from moeplan.planner.strategies.auto.search import Search
 from moeplan.planner.strategies.exflow.strategy import Exflow
 from moeplan.planner.strategies.registry import STRATEGIES, strategy
+from moeplan.runtime.exports import prepared
 from moeplan.runtime.plan import load
 from moeplan.solvers.outcome import Status
 from moeplan.traces.reader import Trace
@@ -224,6 +225,29 @@ def test_engines_are_given_placements_in_equal_slots_under_standard_dispatch(
     assert auto_of(plan).refused["pipemoe"] == f"{engine} does not carry it out"
     told = screen(solve_report, plan, Path("plan.json"))
     assert f"next: moeplan apply plan.json --engine {engine} -o {engine}" in told
+
+
+@pytest.mark.parametrize("engine", ["vllm", "vllm-ascend", "tensorrt-llm"])
+def test_on_devices_that_experts_do_not_divide_by_an_engine_is_given_slots_that_do(
+    trace: Trace, engine: str, tmp_path: Path
+) -> None:
+    plan = planned(trace, "auto", cluster="1x3", engine=engine)
+    placement = known(plan.placement)
+    assert placement.num_experts % 3
+    assert placement.num_slots % 3 == 0
+    prepared(plan, engine, tmp_path / "files")  # refuses what the engine would
+
+
+def test_rows_that_are_left_out_are_counted_and_no_column_is_at_80_columns(
+    plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = len(auto_of(plan).tried)
+    monkeypatch.setattr(sections, "MOST_ROWS", 4)
+    shown = screen(solve_report, plan, Path("plan.json"), width=80)
+    assert f"{tried - 3} more rows: --json" in shown
+    assert all(column in shown for column in ("% of today", "balance (p95)", "copies/token"))
+    monkeypatch.setattr(sections, "MOST_ROWS", tried + 1)
+    assert "more rows" not in screen(solve_report, plan, Path("plan.json"), width=80)
 
 
 def test_tutel_is_given_degrees_alone(trace: Trace, profile: Path) -> None:
