@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ...profilers.cluster import Cluster
 from ...profilers.fits.fit import Prediction
-from ...runtime.decisions import SHARE_DIGITS, PipelineDecision, boundaries
+from ...runtime.decisions import SHARE_DIGITS, DispatchModel, PipelineDecision, boundaries
 from ...solvers.arrays import Floats, Ints
 from ...solvers.pipemoe.seconds import chunk_seconds, layer_seconds
 from ...solvers.ports import link_classes
@@ -155,6 +155,7 @@ class Pipeline:
     #: Every expert has a buffer of that many times the mean rows from each device, all of it sent and computed whether
     #: used or not (`capacity`); None: what is routed is sent
     capacity_factor: float | None = None
+    dispatch_model: DispatchModel = "standard"
 
     def priced(self, cuts: Cuts, *, combines: bool = True) -> tuple[dict[str, Prediction], Floats]:
         """The seconds of stages and passes by metric `[B, L]`, and of all passes under every pair of levels `[Q Q, B]`.
@@ -181,7 +182,8 @@ class Pipeline:
         """The seconds of the chunks that every layer is cut into."""
         costs, copy_bytes = self.scene.costs, self.scene.model.copy_bytes
         assert costs is not None
-        assert costs.exchange is not None
+        curves = costs.exchanges(self.dispatch_model)
+        assert curves is not None
         assert costs.experts is not None
         assert copy_bytes is not None
         dispatch, pairs, combine = self._work(cut)
@@ -189,7 +191,7 @@ class Pipeline:
         stacked = partial(_each, lambda *chunks: np.stack(chunks) if present is None else np.stack(chunks) * present)
         calls = stacked(*(expert_seconds(one, self.tally.slots, costs.experts) for one in pairs))
         sent, returned = (
-            zip(*(exchange_seconds(copies, copy_bytes, costs.exchange) for copies in chunks), strict=True)
+            zip(*(exchange_seconds(copies, copy_bytes, curves) for copies in chunks), strict=True)
             for chunks in (dispatch, combine)
         )
         links = [[stacked(*link) for link in exchange] for exchange in (sent, returned)]

@@ -14,6 +14,7 @@ from ...profilers.fits.fit import Prediction
 from ...profilers.predictor import predicted
 from ...profilers.profile import Profile
 from ...profilers.series import ELEMENT_BYTES, Series
+from ...runtime.decisions import DispatchModel
 from ...solvers.arrays import Floats
 from ...solvers.ports import LinkClass, link_classes
 from ...solvers.seconds import Curve, Curve2
@@ -42,6 +43,10 @@ class CostModel:
     #: other_dtype, noisy: parts timed in a dtype of another width than the model's, or on a machine that was noisy
     other_dtype: tuple[str, ...] = ()
     noisy: tuple[str, ...] = ()
+
+    def exchanges(self, dispatch_model: DispatchModel) -> Sequence[Curve] | None:
+        """The curves of a dispatch model's exchanges."""
+        return (None if dispatch_model == "standard" else self.onward) or self.exchange
 
     @classmethod
     def of(
