@@ -138,8 +138,9 @@ def _whole(
     ports, copy_bytes, layers = tally.ports, scene.model.copy_bytes, dict[str, Prediction]()
     curves = costs.exchanges(dispatch_model)
     if ports is not None and curves and copy_bytes:
-        for name, copies in (("dispatch", ports.dispatch), ("combine", ports.combine)):
-            layers |= by_class(name, exchange_seconds(copies, copy_bytes, curves), scene.cluster)
+        for way, (name, copies) in enumerate((("dispatch", ports.dispatch), ("combine", ports.combine))):
+            kept = ports.kept[:, :, None, None, way]
+            layers |= by_class(name, exchange_seconds(copies, copy_bytes, curves, kept), scene.cluster)
         if not combines:
             layers |= {name: no_seconds(part.seconds.shape) for name, part in layers.items() if "combine" in name}
     if costs.experts:
