@@ -217,7 +217,10 @@ def _half_trip(series: Series, places: int, moves: int) -> Curve2:
     those measured count as the nearest one.
     """
     assert series.fit is not None
-    share, limits = (series.ranks - 1) / (series.ranks - series.ranks / places), series.fit.measured["kept"]
+    share, limits = (
+        (series.ranks - 1) / (series.ranks - series.ranks / places),
+        series.fit.measured.get("kept", (0, 100)),
+    )
 
     def curve(port: Floats, most: Floats) -> Prediction:
         handled = np.maximum(port * share + most - port, 1.0)

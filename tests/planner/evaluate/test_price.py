@@ -88,7 +88,7 @@ def test_coherent_top_1_combines_for_nothing(make_trace: Any, make_profile: Any)
     assert not parts["combine_s"].any()
     assert parts["dispatch_s"].all()
     assert scene.costs is not None
-    stretched = replace(scene.costs, exchange=[lambda port: Prediction(port, port, port, port >= 0)])
+    stretched = replace(scene.costs, exchange=[lambda port, _most: Prediction(port, port, port, port >= 0)])
     for passes in (None, Passes(0.0, full_duplex=False)):  # whole layers, then chunks
         timed, journey = replace(scene, costs=stretched, passes=passes), Journey("coherent", HALVES)
         ((tally,),) = replay(timed, [journey], ports=True)
@@ -235,6 +235,26 @@ def test_what_is_missing_outside_the_measured_sizes_or_by_a_link_is_told(make_tr
     assert outside["extrapolated"]["experts_s"] == 1.0 > inside["extrapolated"].get("experts_s", 0.0)
     assert "samples" in sampleless["missing"]["attention"]
     assert linked["sources"]["dispatch intra"] == "link intra"
+
+
+@pytest.mark.parametrize("dispatch_model", ["standard", "coherent"])
+def test_exchanges_are_timed_by_what_devices_keep_and_as_tokens_move_in_chunks_as_in_whole_layers(
+    make_trace: Any, make_profile: Any, dispatch_model: Any
+) -> None:
+    scene = scene_of(make_trace(samples=8), "1x2", profile=make_profile("1x2"))
+
+    def curve(factor: float) -> Any:
+        return lambda _port, most: Prediction(*(factor * most,) * 3, most < 0)
+
+    costs = replace(known(scene.costs), exchange=[curve(1.0)], onward=[curve(2.0)])
+    journey = Journey(dispatch_model, HALVES)
+    for passes in (None, Passes(0.0, full_duplex=False)):
+        timed = replace(scene, costs=costs, passes=passes)
+        ((tally,),) = replay(timed, [journey], ports=True)
+        ports = known(tally.ports)
+        most = (ports.dispatch[:, :, 0] + ports.kept[:, :, :1]).max(axis=(2, 3)).sum(axis=1)
+        factor = known(scene.model.copy_bytes) * (1.0 if dispatch_model == "standard" else 2.0)
+        assert price(tally, journey, timed).levels["dispatch_s"][1] == pytest.approx(factor * most)
 
 
 def of_runtime(noisy: bool = False) -> Profile:
