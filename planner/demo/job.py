@@ -134,6 +134,15 @@ class ExchangeOfModel(RoutedExchange):
 PREDICTING = (BlockOfModel(), ExchangeOfModel())
 
 
+class Job(NamedTuple):
+    """What all ranks run: trials on the tokens `[I, S]` of a text, whose experts are `[T, L, K]`."""
+
+    trials: Sequence[Trial]
+    tokens_IS: NDArray[np.int64]
+    ids_TLK: NDArray[np.uint16]
+    rounds: int  #: Of timed forwards
+
+
 class Ran(NamedTuple):
     """The trials on one rank, and the reports of what was measured between them, which rank 0 has."""
 
@@ -156,7 +165,7 @@ def run_demo(folder: Path, *, on_progress: Callable[[str], None] = lambda _: Non
     tokens_IS = samples(text, SAMPLE_TOKENS)
     ids_TLK = np.concatenate([batch.ids for batch in other.batches()])
     say(5, f"running the model on {CLUSTER.num_devices} processes under {len(trials)} plans")
-    ranks = run_world(CLUSTER.num_devices, _run_rank, (trials, tokens_IS, ids_TLK), timeout_s=TIMEOUT_S)
+    ranks = run_world(CLUSTER.num_devices, _run_rank, Job(trials, tokens_IS, ids_TLK, ROUNDS), timeout_s=TIMEOUT_S)
     assert ranks is not None  # the demo starts its own ranks
     beside = _profile_beside(ranks[0].reports)
     profile.save(beside, folder / "profile-beside-run.json")
@@ -210,9 +219,9 @@ def _trials(folder: Path, say: Callable[[str], None]) -> list[Trial]:
     return [*trials[:2], Trial(f"pipeline ({CHUNKS} chunks)", folder / "pipeline.json"), trials[2]]
 
 
-def _run_rank(world: World, job: tuple[Sequence[Trial], NDArray[np.int64], NDArray[np.uint16]]) -> Ran:
+def _run_rank(world: World, job: Job) -> Ran:
     """Run trials on this rank's samples of a text, every D-th, and hold them against its routing in one process."""
-    trials, tokens_IS, ids_TLK = job
+    trials, tokens_IS, ids_TLK, rounds = job
     sample_B = torch.arange(world.rank, len(tokens_IS), world.size)
     tokens_BS, shares, reports = torch.from_numpy(tokens_IS)[sample_B], list[Share](), list[Start | Step]()
     with torch.inference_mode():
@@ -228,7 +237,7 @@ def _run_rank(world: World, job: tuple[Sequence[Trial], NDArray[np.int64], NDArr
             largest = float(difference_BSV.max()) if difference_BSV.numel() else 0.0
             shares.append(Share(largest, misrouted, model.traffic, []))
             world.report(trial.name)
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             for share, model in zip(shares, models, strict=True):
                 asked = harness.Request(PREDICTING, "quick", _swept(reports), SLOT_S)
                 harness.measure_cases(replace(world, report=reports.append), asked)
