@@ -135,11 +135,11 @@ PREDICTING = (BlockOfModel(), ExchangeOfModel())
 
 
 class Job(NamedTuple):
-    """What all ranks run: trials on the tokens `[I, S]` of a text, whose experts are `[T, L, K]`."""
+    """What all ranks run: trials on the tokens of a text, `[I, S]`, whose experts are `ids`, `[T, L, K]`."""
 
     trials: Sequence[Trial]
-    tokens_IS: NDArray[np.int64]
-    ids_TLK: NDArray[np.uint16]
+    tokens: NDArray[np.int64]
+    ids: NDArray[np.uint16]
     rounds: int  #: Of timed forwards
 
 
