@@ -220,7 +220,7 @@ class Pipeline:
         assert ports is not None
         if self.capacity_factor is None:
             rows = list[Rows]()
-            for way, copies in enumerate((ports.dispatch, ports.combine)):
+            for copies, way in ((ports.dispatch, 0), (ports.combine, -1)):
                 most = (copies + ports.kept[:, :, None, None, way]).max(axis=(3, 4), keepdims=True)
                 busiest = copies.max(axis=(3, 4), keepdims=True)
                 rows.append([*zip(cut.parts(busiest), cut.parts(most - busiest), strict=True)])

@@ -138,7 +138,7 @@ def _whole(
     ports, copy_bytes, layers = tally.ports, scene.model.copy_bytes, dict[str, Prediction]()
     curves = costs.exchanges(dispatch_model)
     if ports is not None and curves and copy_bytes:
-        for way, (name, copies) in enumerate((("dispatch", ports.dispatch), ("combine", ports.combine))):
+        for name, copies, way in (("dispatch", ports.dispatch, 0), ("combine", ports.combine, -1)):
             kept = ports.kept[:, :, None, None, way]
             layers |= by_class(name, exchange_seconds(copies, copy_bytes, curves, kept), scene.cluster)
         if not combines:
