@@ -24,7 +24,9 @@ Curve = Callable[[Floats], Prediction]  # bytes through the busiest port in one 
 Curve2 = Callable[[Floats, Floats], Prediction]
 
 
-def exchange_seconds(copies: Ints, copy_bytes: float, curves: Sequence[Curve]) -> list[Prediction]:
+def exchange_seconds(
+    copies: Ints, copy_bytes: float, curves: Sequence[Curve2], kept: Ints | int = 0
+) -> list[Prediction]:
     """Seconds of one dispatch or combine in each link class, `[B, L]` each; the `slowest` is the whole.
 
     Parameters
@@ -34,17 +36,22 @@ def exchange_seconds(copies: Ints, copy_bytes: float, curves: Sequence[Curve]) -
     copy_bytes
         Of a hidden vector.
     curves
-        Of the all-to-all, one a link class.
+        Of the all-to-all over bytes through the busiest port, and bytes of the busiest device, kept ones included; one
+        a link class.
+    kept
+        Hidden vectors that each device sends itself, as wide as `copies`.
 
     Notes
     -----
     The classes work side by side, and the busiest port of each decides. The three dispatch models differ only in where
     a combine's copies go (`ports.combined_at`): to the old home, to the first expert's device, or to the next home.
 
-        t = max_c t_c,        t_c = curve_c(copy_bytes max_{d, direction} copies[c, direction, d])               (2)
+        t = max_c t_c,        t_c = curve_c(b max_{d, direction} n_cd, b max_{d, direction} (n_cd + kept_d))     (2)
+
+    with n the copies and b the bytes of each.
     """
-    busiest_BLC = copy_bytes * copies.max(axis=(3, 4)).astype(np.float64)
-    return [curve(busiest_BLC[..., c]) for c, curve in enumerate(curves)]
+    ports_BLC, most_BLC = (copy_bytes * one.max(axis=(3, 4)).astype(np.float64) for one in (copies, copies + kept))
+    return [curve(ports_BLC[..., c], most_BLC[..., c]) for c, curve in enumerate(curves)]
 
 
 def expert_seconds(pairs: Ints, slots: Ints, curve: Curve2) -> Prediction:

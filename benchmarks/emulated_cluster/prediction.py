@@ -170,7 +170,10 @@ class Predictor:
         """Seconds of an exchange of rows of float32, through every device's port and, between nodes, every node's."""
         group = self.cluster.devices_per_node
         node_2D = np.repeat(rows_C2D[-1].reshape(2, -1, group).sum(axis=2), group, axis=1)
-        by_class = {"intra": (rows_C2D[0], self.profile.intra_s), "inter": (node_2D, self.profile.inter_s)}
+        by_class = {
+            "intra": (rows_C2D[0], lambda port, _most: self.profile.intra_s(port)),
+            "inter": (node_2D, lambda port, _most: self.profile.inter_s(port)),
+        }
         ports, curves = zip(*(by_class[name] for name in link_classes(self.cluster)), strict=True)
         return float(slowest(exchange_seconds(np.array(ports)[None, None], 4 * width, curves)).seconds[0, 0])
 

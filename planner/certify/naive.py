@@ -280,6 +280,9 @@ class _Sheet:
                 kind = (far_RD[row, device] > 0) * (ports.shape[1] - 1)  # the only class of links, or one of two
                 np.add.at(ports[:, :, 0], (step, kind, leaves), number)
                 np.add.at(ports[:, :, 1], (step, kind, reaches), number)
+                counts = step_R >= 0
+                kept = self.tally.ports.kept[:, layer, phase]
+                np.add.at(kept, (step_R[counts], end_R[counts]), copies_RD[line, end_R][counts])
             if self.tally.between is not None:
                 np.add.at(self.tally.between, (leaves, reaches), number)
                 if len(phases) == 1:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...files import check_target
 from ...profilers import harness, profile
 from ...profilers.cases.routed_block import RoutedBlock
-from ...profilers.cases.routed_exchange import RoutedExchange
+from ...profilers.cases.routed_exchange import RoutedExchange, ways
 from ...profilers.cluster import Cluster
 from ...profilers.harness import Place, Start, Step
 from ...profilers.log import Log
@@ -52,8 +52,9 @@ CLUSTER = Cluster(1, 4)
 CHUNKS = 2  # of every layer in the plan of a pipeline
 SEARCH_S = 2.0
 TIMEOUT_S = 120.0
-ROUNDS = 4  # of timed forwards, between which what they are predicted from is measured
-ROUND_S = 1.5  # of these measurements
+RUN_SAMPLES = 128  # of the text
+ROUNDS = 5  # of timed forwards
+SLOT_S = 0.2  # of measurements before each, from which they are predicted: load that comes and goes hits both alike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,25 +112,35 @@ class BlockOfModel(RoutedBlock):
     """
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """From 8,192 to 32,768 token-expert pairs of a device."""
+        """From 4,096 to 16,384 token-expert pairs of a device."""
         config = ModelConfig()
         shape = {
             "experts": config.num_experts // CLUSTER.num_devices,
             "hidden": config.hidden_size,
             "ffn": timed_ffn(config.ffn_size),
         }
-        return [{"tokens": 2**power, **shape} for power in (13, 14, 15)]
+        return [{"tokens": 2**power, **shape} for power in (12, 13, 14)]
 
 
 class ExchangeOfModel(RoutedExchange):
-    """The exchanges of some megabytes through a port."""
+    """The exchanges of some megabytes of a rank, which keeps more than of even ones only where tokens move on."""
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """From 2 to 16 MiB."""
-        return [{"bytes": 2**power, "moves": moves} for power in (21, 23, 24) for moves in (0, 1)]
+        """From 1 to 8 MiB."""
+        _, *chosen = ways(world.size)
+        return [{"bytes": 2**power, **way} for power in (20, 22, 23) for way in chosen]
 
 
 PREDICTING = (BlockOfModel(), ExchangeOfModel())
+
+
+class Job(NamedTuple):
+    """What all ranks run: trials on the tokens of a text, `[I, S]`, whose experts are `ids`, `[T, L, K]`."""
+
+    trials: Sequence[Trial]
+    tokens: NDArray[np.int64]
+    ids: NDArray[np.uint16]
+    rounds: int  #: Of timed forwards
 
 
 class Ran(NamedTuple):
@@ -148,12 +159,13 @@ def run_demo(folder: Path, *, on_progress: Callable[[str], None] = lambda _: Non
     prefill, decode = plan_published(folder, partial(say, 2))
     say(3, "recording the embedded model on text")
     record_embedded(record_text(), folder / "traces")
-    other = record_embedded(other_text(), folder / "other-traces")
+    text = other_text()[: RUN_SAMPLES * SAMPLE_TOKENS]
+    other = record_embedded(text, folder / "other-traces")
     trials = _trials(folder, partial(say, 4))
-    tokens_IS = samples(other_text(), SAMPLE_TOKENS)
+    tokens_IS = samples(text, SAMPLE_TOKENS)
     ids_TLK = np.concatenate([batch.ids for batch in other.batches()])
     say(5, f"running the model on {CLUSTER.num_devices} processes under {len(trials)} plans")
-    ranks = run_world(CLUSTER.num_devices, _run_rank, (trials, tokens_IS, ids_TLK), timeout_s=TIMEOUT_S)
+    ranks = run_world(CLUSTER.num_devices, _run_rank, Job(trials, tokens_IS, ids_TLK, ROUNDS), timeout_s=TIMEOUT_S)
     assert ranks is not None  # the demo starts its own ranks
     beside = _profile_beside(ranks[0].reports)
     profile.save(beside, folder / "profile-beside-run.json")
@@ -207,9 +219,9 @@ def _trials(folder: Path, say: Callable[[str], None]) -> list[Trial]:
     return [*trials[:2], Trial(f"pipeline ({CHUNKS} chunks)", folder / "pipeline.json"), trials[2]]
 
 
-def _run_rank(world: World, job: tuple[Sequence[Trial], NDArray[np.int64], NDArray[np.uint16]]) -> Ran:
+def _run_rank(world: World, job: Job) -> Ran:
     """Run trials on this rank's samples of a text, every D-th, and hold them against its routing in one process."""
-    trials, tokens_IS, ids_TLK = job
+    trials, tokens_IS, ids_TLK, rounds = job
     sample_B = torch.arange(world.rank, len(tokens_IS), world.size)
     tokens_BS, shares, reports = torch.from_numpy(tokens_IS)[sample_B], list[Share](), list[Start | Step]()
     with torch.inference_mode():
@@ -225,10 +237,10 @@ def _run_rank(world: World, job: tuple[Sequence[Trial], NDArray[np.int64], NDArr
             largest = float(difference_BSV.max()) if difference_BSV.numel() else 0.0
             shares.append(Share(largest, misrouted, model.traffic, []))
             world.report(trial.name)
-        for _ in range(ROUNDS):
-            asked = harness.Request(PREDICTING, "quick", _swept(reports), ROUND_S)
-            harness.measure_cases(replace(world, report=reports.append), asked)
+        for _ in range(rounds):
             for share, model in zip(shares, models, strict=True):
+                asked = harness.Request(PREDICTING, "quick", _swept(reports), SLOT_S)
+                harness.measure_cases(replace(world, report=reports.append), asked)
                 with stopwatch() as laps:
                     model(tokens_BS, sample_B)
                 share.laps.append(laps)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ...profilers.cluster import Cluster
 from ...profilers.fits.fit import Prediction
-from ...runtime.decisions import SHARE_DIGITS, PipelineDecision, boundaries
+from ...runtime.decisions import SHARE_DIGITS, DispatchModel, PipelineDecision, boundaries
 from ...solvers.arrays import Floats, Ints
 from ...solvers.pipemoe.seconds import chunk_seconds, layer_seconds
 from ...solvers.ports import link_classes
@@ -38,6 +38,7 @@ from .tally import Tally
 SLACK = 1e-9  # a share that is 1 / r but for rounding takes no row more
 Stages = tuple[Prediction, Prediction, Prediction]
 Work = list[Ints]  # of each chunk
+Rows = list[tuple[Ints, Ints]]  # of each chunk: copies, and those that a device sends itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,7 @@ class Pipeline:
     #: Every expert has a buffer of that many times the mean rows from each device, all of it sent and computed whether
     #: used or not (`capacity`); None: what is routed is sent
     capacity_factor: float | None = None
+    dispatch_model: DispatchModel = "standard"
 
     def priced(self, cuts: Cuts, *, combines: bool = True) -> tuple[dict[str, Prediction], Floats]:
         """The seconds of stages and passes by metric `[B, L]`, and of all passes under every pair of levels `[Q Q, B]`.
@@ -181,7 +183,8 @@ class Pipeline:
         """The seconds of the chunks that every layer is cut into."""
         costs, copy_bytes = self.scene.costs, self.scene.model.copy_bytes
         assert costs is not None
-        assert costs.exchange is not None
+        curves = costs.exchanges(self.dispatch_model)
+        assert curves is not None
         assert costs.experts is not None
         assert copy_bytes is not None
         dispatch, pairs, combine = self._work(cut)
@@ -189,7 +192,7 @@ class Pipeline:
         stacked = partial(_each, lambda *chunks: np.stack(chunks) if present is None else np.stack(chunks) * present)
         calls = stacked(*(expert_seconds(one, self.tally.slots, costs.experts) for one in pairs))
         sent, returned = (
-            zip(*(exchange_seconds(copies, copy_bytes, costs.exchange) for copies in chunks), strict=True)
+            zip(*(exchange_seconds(copies, copy_bytes, curves, kept) for copies, kept in chunks), strict=True)
             for chunks in (dispatch, combine)
         )
         links = [[stacked(*link) for link in exchange] for exchange in (sent, returned)]
@@ -211,20 +214,24 @@ class Pipeline:
         seconds_QL = np.sum(passes, axis=0)
         return np.asarray(seconds_QL[len(seconds_QL) // 2])
 
-    def _work(self, cut: Cut) -> tuple[Work, Work, Work]:
+    def _work(self, cut: Cut) -> tuple[Rows, Work, Rows]:
         """Work per chunk: copies of dispatch, pairs per call of experts, copies of combine, as in `solvers.seconds`."""
         ports, slots_D, group = self.tally.ports, self.tally.slots, self.scene.cluster.devices_per_node
         assert ports is not None
         if self.capacity_factor is None:
-            busiest = (copies.max(axis=(3, 4), keepdims=True) for copies in (ports.dispatch, ports.combine))
-            dispatch, combine = map(cut.parts, busiest)
-            return dispatch, cut.parts(self.tally.loads, cut.calls), combine
+            rows = list[Rows]()
+            for copies, way in ((ports.dispatch, 0), (ports.combine, -1)):
+                most = (copies + ports.kept[:, :, None, None, way]).max(axis=(3, 4), keepdims=True)
+                busiest = copies.max(axis=(3, 4), keepdims=True)
+                rows.append([*zip(cut.parts(busiest), cut.parts(most - busiest), strict=True)])
+            return rows[0], cut.parts(self.tally.loads, cut.calls), rows[1]
         peers = {"intra": group - 1, "inter": len(slots_D) - group}
         slots_C = slots_D[0] * np.array([peers[link] for link in link_classes(self.scene.cluster)])
-        rows = cut.padded_sizes(capacity(self.tally, self.scene.model, self.capacity_factor))
-        copies = [(one[:, :, None] * slots_C)[..., None, None] for one in rows]
-        pairs = [(one // cut.calls)[:, :, None] * slots_D * len(slots_D) for one in rows]
-        return copies, pairs, copies
+        filled = cut.padded_sizes(capacity(self.tally, self.scene.model, self.capacity_factor))
+        each = [one[:, :, None, None, None] for one in filled]
+        padded = [(one * slots_C[:, None, None], one * slots_D[0]) for one in each]
+        pairs = [(one // cut.calls)[:, :, None] * slots_D * len(slots_D) for one in filled]
+        return padded, pairs, padded
 
     def _reversed(self, chunks: ChunkSeconds) -> Stages:
         """Gradients go back through the combine, the experts, `backward` times as long, and the dispatch."""

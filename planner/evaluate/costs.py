@@ -14,6 +14,7 @@ from ...profilers.fits.fit import Prediction
 from ...profilers.predictor import predicted
 from ...profilers.profile import Profile
 from ...profilers.series import ELEMENT_BYTES, Series
+from ...runtime.decisions import DispatchModel
 from ...solvers.arrays import Floats
 from ...solvers.ports import LinkClass, link_classes
 from ...solvers.seconds import Curve, Curve2
@@ -30,9 +31,10 @@ COUNTS_ALONE = "counts do not say where tokens are"
 class CostModel:
     """Cost curves of a model's parts, from a profile and a cluster's links. None: no curve is known."""
 
-    #: exchange, gather: of an all-to-all and an all-gather over bytes through the busiest port, one curve a link class
-    exchange: Sequence[Curve] | None = None
-    onward: Sequence[Curve] | None = None  #: Of exchanges after which tokens live elsewhere; None: as `exchange`
+    #: exchange, gather: of an all-to-all and an all-gather over bytes through the busiest port, one curve a link class;
+    #: an exchange also over the bytes of the busiest device with those it sends itself
+    exchange: Sequence[Curve2] | None = None
+    onward: Sequence[Curve2] | None = None  #: Of exchanges after which tokens live elsewhere; None: as `exchange`
     gather: Sequence[Curve] | None = None
     experts: Curve2 | None = None  #: Over token-expert pairs and experts of a device
     attention: Curve2 | None = None  #: Over (batch, length)
@@ -42,6 +44,10 @@ class CostModel:
     #: other_dtype, noisy: parts timed in a dtype of another width than the model's, or on a machine that was noisy
     other_dtype: tuple[str, ...] = ()
     noisy: tuple[str, ...] = ()
+
+    def exchanges(self, dispatch_model: DispatchModel) -> Sequence[Curve2] | None:
+        """The curves of a dispatch model's exchanges."""
+        return (None if dispatch_model == "standard" else self.onward) or self.exchange
 
     @classmethod
     def of(
@@ -113,7 +119,7 @@ def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster:
     size = model.attention.kv_size if part == "kv" else model.hidden_size
     if not (size and model.dtype_bytes):
         return _Part(missing=f"the model's {'kv_size' if part == 'kv' else 'hidden_size'} or dtype is not known")
-    curves, onward, sources, noisy = list[Curve](), list[Curve](), dict[str, str](), False
+    curves, onward, sources, noisy = list[Curve2](), list[Curve2](), dict[str, str](), False
     moving = False
     for link in link_classes(cluster):
         ranks = cluster.devices_per_node if link == "intra" else cluster.num_devices
@@ -199,43 +205,50 @@ def _series(
     )
 
 
-def _curve(series: Series, places: int, *, moves: int = 0) -> Curve:
-    """Over bytes through a port."""
+def _curve(series: Series, places: int, *, moves: int = 0) -> Curve2:
+    """Over bytes through a port, and bytes of a device with those it sends itself."""
     return _half_trip(series, places, moves) if series.case == "routed_exchange" else _even(series, places)
 
 
-def _half_trip(series: Series, places: int, moves: int) -> Curve:
-    """Half of a dispatch and a combine whose busiest port passes as much.
+def _half_trip(series: Series, places: int, moves: int) -> Curve2:
+    """Half of a dispatch and a combine whose busiest rank handles as much, of which it keeps as large a part.
 
-    Of the P - 1 other ranks P - P / N are on other nodes: so much of a port's bytes crosses between nodes.
+    Of the P - 1 other ranks P - P / N are on other nodes: so much of a port's bytes crosses between nodes. Parts beyond
+    those measured count as the nearest one.
     """
-    share = (series.ranks - 1) / (series.ranks - series.ranks / places)
+    assert series.fit is not None
+    share, limits = (
+        (series.ranks - 1) / (series.ranks - series.ranks / places),
+        series.fit.measured.get("kept", (0, 100)),
+    )
 
-    def curve(port: Floats) -> Prediction:
-        both = predicted(series, {"bytes": np.maximum(port * share, 1.0), "moves": float(moves)})
+    def curve(port: Floats, most: Floats) -> Prediction:
+        handled = np.maximum(port * share + most - port, 1.0)
+        kept = np.clip(100 * (1 - port * share / handled), *limits)
+        both = predicted(series, {"bytes": handled, "moves": float(moves), "kept": kept})
         return Prediction(both.seconds / 2, both.low / 2, both.high / 2, both.extrapolated)
 
     return curve
 
 
-def _even(series: Series, places: int) -> Curve:
+def _even(series: Series, places: int) -> Curve2:
     """Over bytes through a port, by the even exchange whose buffer sends as much: bytes = port x P / (P - 1).
 
     Between nodes, (N - 1) / N of a buffer crosses, hence N for P; in whole blocks, of at least one byte.
     """
 
-    def curve(port: Floats) -> Prediction:
+    def curve(port: Floats, _most: Floats | None = None) -> Prediction:
         blocks = np.ceil(np.maximum(port, 1.0) * places / (places - 1) / series.ranks)
         return predicted(series, {"bytes": blocks * series.ranks})
 
     return curve
 
 
-def _link(cluster: Cluster, kind: LinkClass) -> Curve:
+def _link(cluster: Cluster, kind: LinkClass) -> Curve2:
     """A link's latency and seconds a byte."""
     link = cluster.links[kind]
 
-    def curve(port: Floats) -> Prediction:
+    def curve(port: Floats, _most: Floats | None = None) -> Prediction:
         seconds = link.latency_s + link.s_per_byte * port
         return Prediction(seconds, seconds, seconds, np.zeros(port.shape, dtype=bool))
 

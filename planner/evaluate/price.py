@@ -20,6 +20,7 @@ from typing import Final, Self
 import numpy as np
 
 from ...profilers.fits.fit import Prediction
+from ...runtime.decisions import DispatchModel
 from ...solvers.arrays import Floats
 from ...solvers.ports import link_classes
 from ...solvers.seconds import (
@@ -96,12 +97,12 @@ def _priced(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> S
     if passes is not None and piped:
         if coherent:  # such tokens are not trained
             passes = Passes(0.0, passes.full_duplex)
-        pipeline, cuts = Pipeline(tally, scene, passes, journey.capacity_factor), cuts_of(journey, passes, num_layers)
+        pipeline = Pipeline(tally, scene, passes, journey.capacity_factor, journey.dispatch_model)
+        cuts = cuts_of(journey, passes, num_layers)
         chunked, crossed["moe"] = pipeline.priced(cuts, combines=combines)
         layers |= chunked
     else:
-        moves = journey.dispatch_model != "standard"
-        layers |= _whole(tally, scene, costs, combines=combines, moves=moves)
+        layers |= _whole(tally, scene, costs, journey.dispatch_model, combines=combines)
     seconds = {name: step_seconds(part, num_layers) for name, part in layers.items()}
     levels = {name: np.stack([part.low, part.seconds, part.high]) for name, part in seconds.items()}
     parts = [name for name in (*SOURCES, *PASSES) if name in layers]
@@ -139,13 +140,16 @@ def _around(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> d
     return layers
 
 
-def _whole(tally: Tally, scene: Scene, costs: CostModel, *, combines: bool, moves: bool) -> dict[str, Prediction]:
-    """Seconds by layer, `[B, L]`, of the exchanges and the experts of whole layers; whether their tokens move on."""
+def _whole(
+    tally: Tally, scene: Scene, costs: CostModel, dispatch_model: DispatchModel, *, combines: bool
+) -> dict[str, Prediction]:
+    """Seconds by layer, `[B, L]`, of the exchanges and the experts of whole layers."""
     ports, copy_bytes, layers = tally.ports, scene.model.copy_bytes, dict[str, Prediction]()
-    curves = (costs.onward if moves else None) or costs.exchange
+    curves = costs.exchanges(dispatch_model)
     if ports is not None and curves and copy_bytes:
-        for name, copies in (("dispatch", ports.dispatch), ("combine", ports.combine)):
-            layers |= by_class(name, exchange_seconds(copies, copy_bytes, curves), scene.cluster)
+        for name, copies, way in (("dispatch", ports.dispatch, 0), ("combine", ports.combine, -1)):
+            kept = ports.kept[:, :, None, None, way]
+            layers |= by_class(name, exchange_seconds(copies, copy_bytes, curves, kept), scene.cluster)
         if not combines:
             layers |= {name: no_seconds(part.seconds.shape) for name, part in layers.items() if "combine" in name}
     if costs.experts:

@@ -176,6 +176,9 @@ class _Walker:
                     _add_devices(tally.ports.tokens[touched, layer], step_T, here_T)
                     _add_devices(tally.ports.contexts[touched, layer], step_T, here_T, 2 * at.position + 1)
                 tally.ports.dispatch[touched, layer] += through_ports(out_KT, device_TK, here_T)
+                for way, end_T in enumerate((here_T,) if back_KT is None else (here_T, after_T)):
+                    kept_T = np.where((end_T == device_TK.T).any(axis=0), end_T, -1)
+                    _add_devices(tally.ports.kept[touched, layer, way], step_T, kept_T)
                 if back_KT is not None:  # experts' devices send
                     tally.ports.combine[touched, layer, :, ::-1] += through_ports(back_KT, device_TK, after_T)
             if tally.between is not None:

@@ -35,6 +35,9 @@ class Ports:
     #: `[B, L, C, 2, D]`
     dispatch: Ints
     combine: Ints
+    #: Copies that each device sends itself, in a dispatch (0) and in a combine (1), int64 `[B, L, 2, D]`; or
+    #: `[B, L, 1, D]` where tokens are at home before every layer
+    kept: Ints
     #: tokens, contexts: tokens on each device before the layer, and the sum over them of 2 x position + 1, int64
     #: `[B, L, D]`; or `[B, 1, D]` where tokens are at home before every layer
     tokens: Ints
@@ -101,7 +104,8 @@ class Tally:
             dispatch = np.zeros((*shape[:2], classes, 2, devices), np.int64)
             combine = dispatch[:, :, :, ::-1] if at_home else np.zeros(dispatch.shape, np.int64)
             tokens, contexts = np.zeros((2, shape[0], 1 if at_home else shape[1], devices), np.int64)
-            traffic = Ports(dispatch, combine, tokens, contexts)
+            kept = np.zeros((*shape[:2], 1 if at_home else 2, devices), np.int64)
+            traffic = Ports(dispatch, combine, kept, tokens, contexts)
         if journey.capacity_factor is not None:
             check_cells("pairs under --capacity-factor", cluster, **lengths, experts=placement.num_experts)
             sent = np.zeros((*shape, placement.num_experts), np.int32)

@@ -218,7 +218,9 @@ def sample_tally(counts: SampleCounts | None, journey: "Journey", cohort: Cohort
             (device_LI[layer], dispatch_BC2D, tally.between),
             (device_LI[layer + 1], combine_BC2D, tally.between.T),
         )
-        for device_I, ports_BC2D, pairs_DD in exchanges:
+        for way, (device_I, ports_BC2D, pairs_DD) in enumerate(exchanges):
+            kept_I = traffic.copies[place, layer, device_I]
+            np.add.at(tally.ports.kept[:, layer, way], (step, device_I), kept_I)
             np.add.at(pairs_DD, device_I, traffic.copies[place, layer])
             ports_BC2D += sample_copies(traffic.copies[place, layer], device_I, cluster, first_B)[:, classes]
             nodes_IN = traffic.nodes[place, layer].astype(np.int64)

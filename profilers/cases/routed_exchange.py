@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HIDDEN, TOP_K, EXPERTS = 128, 2, 4  # elements of a float32 row; of a token; of a rank, whose popularities add up
 ROW_BYTES = 4 * HIDDEN
-QUICK_CPU_OCTAVES, CPU_OCTAVES, CUDA_OCTAVES = (0, 5, 9, 11, 13, 14), range(0, 17, 2), range(0, 21, 2)
+QUICK_CPU_OCTAVES, CPU_OCTAVES, CUDA_OCTAVES = (0, 7, 11, 14), (0, 4, 8, 11, 13, 16), range(0, 21, 2)
 COPIES = 2  # of a token
 PRIME = 8191  # neighbouring ranks and tokens never look alike, and float32 holds the numbers exactly
 
@@ -30,6 +30,7 @@ PRIME = 8191  # neighbouring ranks and tokens never look alike, and float32 hold
 class Trip:
     """Tokens of a rank, the copies that it sends, in the order of their receivers, and what it sends back."""
 
+    copies: NDArray[np.int64]  #: From each rank to each, `[D, D]`
     x: "Tensor"  #: `[T, M]`
     weight: "Tensor"  #: `[T, K]`
     ids: "Tensor"  #: int32 `[T, K]`
@@ -48,31 +49,34 @@ class RoutedExchange(Collective):
 
     Notes
     -----
-    Every rank sends n copies, to each rank in proportion to the popularities of `routing`. Of `bytes` through the
-    busiest port in one direction, ids and gate weights beside hidden vectors not counted,
+    Ranks send to each other in proportion to the popularities of `routing`, and each keeps `kept` percent of what it
+    sends or receives. Copying that costs a CPU as much as sending it. Of `bytes` that the busiest rank sends or
+    receives, ids and gate weights beside hidden vectors not counted, the rest goes through its port:
 
-        work = 2 bytes,        busbw = work / t                                                        (1)
+        work = 2 bytes (1 - kept / 100),        busbw = work / t                                                (1)
     """
 
     name = "routed_exchange"
     curve = "bytes"
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """Bytes of hidden vectors through the busiest port in one direction."""
+        """Bytes of hidden vectors that the busiest rank sends or receives; `ways` go together with each."""
         octaves: Sequence[int] = CUDA_OCTAVES if world.device != "cpu" else QUICK_CPU_OCTAVES if quick else CPU_OCTAVES
-        return [{"bytes": 1024 << octave, "moves": moves} for octave in octaves for moves in (0, 1)]
+        return [{"bytes": 1024 << octave, **way} for octave in octaves for way in ways(world.size)]
 
     def work(self, size: Size, num_ranks: int) -> int:
         """Bytes of a dispatch and a combine through the busiest port, (1)."""
-        return 2 * size["bytes"]
+        return 2 * size["bytes"] * (100 - size["kept"]) // 100
 
     def prepare(self, size: Size, dtype: str, world: World) -> Trip:
         """Tokens that tell rank and number; which copies go where is seeded by the rank."""
         import torch
 
-        count_D = copies_D(size["bytes"], world.size)
-        tokens, received, on = _num_tokens(count_D), int(count_D[world.rank]) * world.size, world.device
+        count_DD = copies_DD(size["bytes"], size["kept"], world.size)
+        count_D = count_DD[world.rank]
+        tokens, received, on = _num_tokens(count_D), int(count_DD[:, world.rank].sum()), world.device
         return Trip(
+            count_DD,
             _told(torch.arange(tokens), world.rank).to(on)[:, None].repeat(1, HIDDEN),
             torch.ones(tokens, TOP_K, device=on),
             torch.zeros(tokens, TOP_K, device=on, dtype=torch.int32),
@@ -112,9 +116,8 @@ class RoutedExchange(Collective):
         import torch
 
         x_mM, total_TM = output
-        count_D = inputs.counts.cpu().numpy()
-        for sender, block in enumerate(torch.split(x_mM, int(count_D[world.rank]))):
-            expected = _told(_drawn(count_D, sender)[world.rank], sender).to(block.device)
+        for sender, block in enumerate(torch.split(x_mM, inputs.copies[:, world.rank].tolist())):
+            expected = _told(_drawn(inputs.copies[sender], sender)[world.rank], sender).to(block.device)
             if wrong := int((block != expected[:, None]).any(dim=1).sum()):
                 return f"{wrong} of {len(block)} rows from rank {sender} differ"
         receiver_n = torch.arange(world.size, device=x_mM.device).repeat_interleave(inputs.counts)
@@ -123,19 +126,28 @@ class RoutedExchange(Collective):
         return f"{wrong} of {len(total_TM)} sums differ" if wrong else None
 
 
-def copies_D(port_bytes: int, num_ranks: int) -> NDArray[np.int64]:  # noqa: N802  the shape
-    """Copies that every rank sends to each, `[D]`, so that the busiest port passes `port_bytes`, at least one row.
+def ways(num_ranks: int) -> Sequence[Size]:
+    """Whether tokens move on, and percent that ranks keep: of even copies, or half of the others more."""
+    even = 100 // num_ranks
+    return [{"moves": moves, "kept": kept} for kept in ((100 + even) // 2, even) for moves in (0, 1)]
+
+
+def copies_DD(num_bytes: int, kept: int, num_ranks: int) -> NDArray[np.int64]:  # noqa: N802  the shape
+    """Copies from every rank to each, `[D, D]`, so that the busiest handles `num_bytes`, at least one row each.
 
     Notes
     -----
-    With p_d the popularity of a rank's experts, a rank receives (D - 1) p_d parts and sends 1 - p_d parts of what a
-    rank sends in all, itself left out:
+    With p_d the popularity of a rank's experts, n p_d copies go from each other rank to d, whose port passes n q_d in
+    its busier direction, and it keeps a share k of all that it handles:
 
-        n = bytes / max over d of max((D - 1) p_d, 1 - p_d),        n_d = n p_d, rounded                   (1)
+        q_d = max((D - 1) p_d, 1 - p_d),    n = bytes (1 - k) / max over d of q_d,    n_dd = n q_d k / (1 - k)     (1)
     """
     share_D = popularity_DE(num_ranks, EXPERTS).sum(axis=1)
-    busiest = max(float((num_ranks - 1) * share_D.max()), float(1 - share_D.min()))
-    return np.asarray(np.maximum(np.rint(port_bytes / ROW_BYTES / busiest * share_D), 1), np.int64)  # (1)
+    port_D = np.maximum((num_ranks - 1) * share_D, 1 - share_D)
+    sent_DD = np.tile(share_D, (num_ranks, 1))
+    np.fill_diagonal(sent_DD, port_D * kept / (100 - kept))
+    sent_DD *= num_bytes / ROW_BYTES * (1 - kept / 100) / port_D.max()
+    return np.asarray(np.maximum(np.rint(sent_DD), 1), np.int64)  # (1)
 
 
 def _num_tokens(count_D: NDArray[np.int64]) -> int:

@@ -24,7 +24,9 @@ from tests.builders import environment, known
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    return run_demo(tmp_path_factory.mktemp("demo") / "out")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(job, "ROUNDS", 2)  # seconds are none of what is tested
+        return run_demo(tmp_path_factory.mktemp("demo") / "out")
 
 
 def test_ctrl_c_ends_it(tmp_path: Path, monkeypatch: Any) -> None:

@@ -128,8 +128,12 @@ def plane(first: Any, second: Any) -> Prediction:
 def test_an_exchange_waits_for_the_busiest_port_of_the_slowest_class(seed: int, name: str) -> None:
     cluster = Cluster.parse(name)
     curves = [line(3.0, 0.5), line(1.0, 2.0)][: len(link_classes(cluster))]
-    copies = np.random.default_rng(seed).integers(0, 90, size=(3, 2, len(curves), 2, cluster.num_devices))
-    found = slowest(exchange_seconds(copies, 128.0, curves))
+    rng = np.random.default_rng(seed)
+    copies = rng.integers(0, 90, size=(3, 2, len(curves), 2, cluster.num_devices))
+    kept = rng.integers(0, 90, size=(3, 2, 1, 1, cluster.num_devices))
+    alone = [lambda port, _most, of=curve: of(port) for curve in curves]
+    most = [lambda _port, most, of=curve: of(most) for curve in curves]
+    found, both = slowest(exchange_seconds(copies, 128.0, alone)), exchange_seconds(copies, 128.0, most, kept)
     for step in range(3):
         for layer in range(2):
             slow = 0.0
@@ -140,6 +144,13 @@ def test_an_exchange_waits_for_the_busiest_port_of_the_slowest_class(seed: int, 
             assert found.seconds[step, layer] == pytest.approx(slow)
             assert found.low[step, layer] == pytest.approx(0.9 * slow)
             assert found.high[step, layer] == pytest.approx(1.2 * slow)
+            for c, curve in enumerate(curves):
+                handled = max(
+                    copies[step, layer, c, direction, device] + kept[step, layer, 0, 0, device]
+                    for direction in (0, 1)
+                    for device in range(cluster.num_devices)
+                )
+                assert both[c].seconds[step, layer] == pytest.approx(float(curve(128.0 * handled).seconds))
 
 
 def test_experts_wait_for_the_busiest_device_of_each_width_and_idle_layers_take_none() -> None:

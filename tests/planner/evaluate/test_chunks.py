@@ -205,7 +205,7 @@ def test_a_buffer_has_for_each_choice_the_whole_rows_of_the_factor_times_the_mea
 ) -> None:
     """The fullest of four devices has so many tokens, each to two of eight experts."""
     held, copies = np.array([[[tokens, tokens - 1, 1, 0]]]), np.zeros((1, 3, 1, 2, 4), np.int64)
-    ports = Ports(copies, copies, held, held)
+    ports = Ports(copies, copies, copies[:, :, 0], held, held)
     tally = Tally(np.zeros((1, len(COUNTS)), np.int64), copies[:, :, 0, 0], np.full(4, 2), ports)
     assert capacity(tally, model(), capacity_factor).tolist() == [[rows] * 3]
 

@@ -121,10 +121,10 @@ def timed(levels: Levels = (0.8, 1.5), **seconds: list[int]) -> Figures:
         np.stack([one, np.zeros_like(one)], axis=2)[:, :, None]
         for one in map(on_device_0, ("dispatch", "combine"), (0, 0))
     )
-    ports = Ports(dispatch, combine, on_device_0("kv", 1), on_device_0("attention", 1))
+    ports = Ports(dispatch, combine, 0 * dispatch[:, :, 0], on_device_0("kv", 1), on_device_0("attention", 1))
     tally = Tally(np.ones((3, len(COUNTS)), int), on_device_0("experts", 0), np.ones(2, int), ports)
     costs = CostModel(
-        exchange=[curve(levels, lambda port: port)],
+        exchange=[curve(levels, lambda port, _most: port)],
         gather=[curve(levels, lambda port: port)],
         experts=curve(levels, lambda pairs, _: pairs),
         attention=curve(levels, lambda batch, length: batch * length**2) if "attention" in seconds else None,

@@ -13,6 +13,7 @@ from moeplan.planner.evaluate.price import price
 from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.scene import Passes, Scene
 from moeplan.planner.evaluate.splits import index_samples, index_units
+from moeplan.profilers.cases.routed_exchange import ways
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.description import on_cluster
 from moeplan.profilers.fits.fit import Prediction
@@ -87,7 +88,7 @@ def test_coherent_top_1_combines_for_nothing(make_trace: Any, make_profile: Any)
     assert not parts["combine_s"].any()
     assert parts["dispatch_s"].all()
     assert scene.costs is not None
-    stretched = replace(scene.costs, exchange=[lambda port: Prediction(port, port, port, port >= 0)])
+    stretched = replace(scene.costs, exchange=[lambda port, _most: Prediction(port, port, port, port >= 0)])
     for passes in (None, Passes(0.0, full_duplex=False)):  # whole layers, then chunks
         timed, journey = replace(scene, costs=stretched, passes=passes), Journey("coherent", HALVES)
         ((tally,),) = replay(timed, [journey], ports=True)
@@ -236,11 +237,31 @@ def test_what_is_missing_outside_the_measured_sizes_or_by_a_link_is_told(make_tr
     assert linked["sources"]["dispatch intra"] == "link intra"
 
 
+@pytest.mark.parametrize("dispatch_model", ["standard", "coherent"])
+def test_exchanges_are_timed_by_what_devices_keep_and_as_tokens_move_in_chunks_as_in_whole_layers(
+    make_trace: Any, make_profile: Any, dispatch_model: Any
+) -> None:
+    scene = scene_of(make_trace(samples=8), "1x2", profile=make_profile("1x2"))
+
+    def curve(factor: float) -> Any:
+        return lambda _port, most: Prediction(*(factor * most,) * 3, most < 0)
+
+    costs = replace(known(scene.costs), exchange=[curve(1.0)], onward=[curve(2.0)])
+    journey = Journey(dispatch_model, HALVES)
+    for passes in (None, Passes(0.0, full_duplex=False)):
+        timed = replace(scene, costs=costs, passes=passes)
+        ((tally,),) = replay(timed, [journey], ports=True)
+        ports = known(tally.ports)
+        most = (ports.dispatch[:, :, 0] + ports.kept[:, :, :1]).max(axis=(2, 3)).sum(axis=1)
+        factor = known(scene.model.copy_bytes) * (1.0 if dispatch_model == "standard" else 2.0)
+        assert price(tally, journey, timed).levels["dispatch_s"][1] == pytest.approx(factor * most)
+
+
 def of_runtime(noisy: bool = False) -> Profile:
     """A profile with the runtime's own cases beside the others; those take ten times as long."""
     block = [{"tokens": t, "experts": e, "hidden": 8, "ffn": 8} for t in (8, 64, 512) for e in (1, 4)]
     ffn = [one | {"grouped": 0} for one in block]
-    trips = [{"bytes": 2**power, "moves": moves} for power in (10, 14, 18) for moves in (0, 1)]
+    trips = [{"bytes": 2**power, **way} for power in (10, 14, 18) for way in ways(4)]
     return measured_profile(
         Cluster(1, 4),
         series("expert_ffn", dtype="fp32", sizes=ffn, a_s=1e-3),
@@ -257,8 +278,11 @@ def test_what_the_runtime_runs_times_experts_and_exchanges_where_it_was_measured
     costs = known(CostModel.of(profile, profile.cluster, spec, samples=False))
     assert costs.sources["experts"] == "routed_block/fp32"
     assert costs.sources["dispatch intra"] == "routed_exchange/uint8@4/intra"
-    half = known(costs.exchange)[0](np.array([2.0**14]))
-    assert half.seconds == pytest.approx((1e-5 + 1e-9 * 2 * 2**14) / 2)  # a call is a dispatch and a combine
+    for curves, kept in ((costs.exchange, 25), (costs.onward, 62)):  # a call is a dispatch and a combine
+        port = 2.0**14 * (100 - kept) / 100
+        half = known(curves)[0](np.array([port]), np.array([2.0**14]))
+        assert half.seconds == pytest.approx((1e-5 + 1e-9 * 2 * port) / 2, rel=1e-3)
+        assert not half.extrapolated
     assert known(costs.experts)(np.array([64.0]), np.array([4.0])).seconds == pytest.approx(1e-5 + 1e-9 * 3 * 64 * 64)
     others = profile.model_copy(
         update={"series": {key: one for key, one in profile.series.items() if "routed" not in key}}

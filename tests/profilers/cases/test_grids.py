@@ -27,7 +27,7 @@ KEYS = {
     "permutation": ("tokens", "hidden"),
     "all_to_all": ("bytes",),
     "uneven_all_to_all": ("bytes", "sigma_percent"),
-    "routed_exchange": ("bytes", "moves"),
+    "routed_exchange": ("bytes", "moves", "kept"),
     "all_gather": ("bytes",),
     "all_reduce": ("bytes",),
     "reduce_scatter": ("bytes",),

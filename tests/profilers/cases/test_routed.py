@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeplan.profilers.cases import CASES
-from moeplan.profilers.cases.routed_exchange import ROW_BYTES, copies_D
+from moeplan.profilers.cases.routed_exchange import ROW_BYTES, copies_DD, ways
 from moeplan.profilers.cases.routing import pairs_DE, popularity_DE
 from moeplan.profilers.routed import partial_sums, weighted_experts
 from moeplan.profilers.world import World, run_world
@@ -82,18 +82,26 @@ def test_rows_that_ask_nobody_here_get_zeros_and_are_no_pairs() -> None:
     assert (total.tolist(), pairs) == ([[2, 2], [0, 0], [4, 4]], 3)
 
 
-@given(ranks=st.integers(2, 9), rows=st.integers(100, 100_000))
-def test_the_busiest_port_of_an_exchange_passes_the_bytes_asked_for(ranks: int, rows: int) -> None:
-    copies = copies_D(rows * ROW_BYTES, ranks)
-    ports = [max((ranks - 1) * int(mine), int(copies.sum() - mine)) for mine in copies]
-    assert max(ports) == pytest.approx(rows, abs=ranks)
+@given(ranks=st.integers(2, 9), rows=st.integers(100, 100_000), kept=st.integers(0, 90))
+def test_the_busiest_rank_of_an_exchange_handles_the_bytes_asked_for_and_each_keeps_its_part(
+    ranks: int, rows: int, kept: int
+) -> None:
+    copies = copies_DD(rows * ROW_BYTES, kept, ranks)
+    own, handled = np.diag(copies), np.maximum(copies.sum(axis=0), copies.sum(axis=1))
+    assert handled.max() == pytest.approx(rows, abs=ranks)
+    assert own == pytest.approx(handled * kept / 100, abs=ranks)
+
+
+def test_as_many_as_of_even_copies_are_kept_or_more() -> None:
+    assert ways(4) == [{"moves": moves, "kept": kept} for kept in (62, 25) for moves in (0, 1)]
+    assert CASES["routed_exchange"].work({"bytes": 1000, "moves": 0, "kept": 25}, 4) == 1500
 
 
 def exchanged(world: World, _payload: None) -> list[tuple[str | None, list[str | None]]]:
     """What a rank's check says of right answers, and of wrong ones, of both kinds of exchange."""
     case, found = CASES["routed_exchange"], list[tuple[str | None, list[str | None]]]()
-    for moves in (0, 1):
-        inputs = case.prepare({"bytes": 8192, "moves": moves}, "uint8", world)
+    for way in ways(world.size):
+        inputs = case.prepare({"bytes": 8192, **way}, "uint8", world)
         case.run(inputs)
         arrived, total = case.run(inputs)
         elsewhere, more = arrived.clone(), total.clone()
