@@ -90,7 +90,7 @@ def _rows(instance: Instance) -> Iterator[Row]:
         search = Search(task_for(request), AutoParams.of(request.params), time.perf_counter())
         every = list(_combinations(search, {one.parts for one in AutoOptions.of(auto.plan).tried}))
         figures, usual = _judged(search, every, auto)
-    sum_s, metric = sum(one.seconds for one in every), search.metric
+    sum_s, metric = sum(one.seconds for one in every), AutoOptions.of(auto.plan).metric
     ours, base = figures.pop(AUTO), usual.value[metric]
 
     def row(name: str, one: Figures, seconds: float | None) -> Row:

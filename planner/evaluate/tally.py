@@ -45,16 +45,10 @@ class Ports:
 
     def each(self, change: Callable[[Ints], NDArray[Any]]) -> Self:
         """The ports with each of their tables changed, one that mirrors another only once."""
-        if not np.may_share_memory(self.dispatch, self.combine):
-            return replace(self, **{one.name: change(getattr(self, one.name)) for one in fields(self)})
-        dispatch = change(self.dispatch)
-        return replace(
-            self,
-            dispatch=dispatch,
-            combine=dispatch[:, :, :, ::-1],
-            tokens=change(self.tokens),
-            contexts=change(self.contexts),
-        )
+        mirrored = np.may_share_memory(self.dispatch, self.combine)
+        names = [one.name for one in fields(self) if not (mirrored and one.name == "combine")]
+        changed = replace(self, **{name: change(getattr(self, name)) for name in names})
+        return replace(changed, combine=changed.dispatch[:, :, :, ::-1]) if mirrored else changed
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,9 @@ def test_a_trace_that_fits_into_a_batch_is_read_once_and_a_larger_one_each_time(
     small, large = make_trace(batch), make_trace(batch, name="large")
 
     def read_twice(trace: Trace) -> None:
-        for read in ([*trace.batches()], [*trace.batches()]):
-            np.testing.assert_array_equal(read[0].ids, batch.ids)
+        for _ in range(2):
+            (read,) = trace.batches()
+            np.testing.assert_array_equal(read.ids, batch.ids)
             shutil.rmtree(trace.path, ignore_errors=True)
 
     read_twice(small)

@@ -227,7 +227,7 @@ def test_engines_are_given_placements_in_equal_slots_under_standard_dispatch(
     assert f"next: moeplan apply plan.json --engine {engine} -o {engine}" in told
 
 
-@pytest.mark.parametrize("engine", ["vllm", "vllm-ascend", "tensorrt-llm"])
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "vllm-ascend", "tensorrt-llm"])
 def test_on_devices_that_experts_do_not_divide_by_an_engine_is_given_slots_that_do(
     trace: Trace, engine: str, tmp_path: Path
 ) -> None:
@@ -235,7 +235,8 @@ def test_on_devices_that_experts_do_not_divide_by_an_engine_is_given_slots_that_
     placement = known(plan.placement)
     assert placement.num_experts % 3
     assert placement.num_slots % 3 == 0
-    prepared(plan, engine, tmp_path / "files")  # refuses what the engine would
+    config = replace(plan.model, num_hidden_layers=max(plan.model.layer_ids) + 1)
+    prepared(plan, engine, tmp_path / "files", config=config)  # refuses what the engine would
 
 
 def test_rows_that_are_left_out_are_counted_and_no_column_is_at_80_columns(
