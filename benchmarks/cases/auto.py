@@ -98,7 +98,7 @@ def _rows(instance: Instance) -> Iterator[Row]:
         if one is not ours and gain.low is not None and gain.high is not None:
             more = {"over auto": gain.value / base, "low": gain.low / base, "high": gain.high / base}
         ratio = None if seconds is None else seconds / sum_s
-        return Row(instance.name, name, quality=share and share.value, seconds=seconds, ratio=ratio, more=more)
+        return Row(instance.name, name, quality=share.value if share else None, seconds=seconds, ratio=ratio, more=more)
 
     yield row(f"auto: {' + '.join(auto.plan.strategies)}", ours, auto_s)
     seconds_of = {named(one.parts): one.seconds or None for one in every}
