@@ -60,10 +60,10 @@ class Eplb(PlacementStrategy):
         return EplbParams(), EplbParams(redundant="auto"), *([near] if several else [])
 
     def titled(self, params: Params) -> str:
-        """The strategy by name, with its replicas and their rule."""
+        """The strategy by name, with its replicas: "32 nearest" where every node holds every expert."""
         asked = EplbParams.of(params)
-        near = ", nearest" if asked.replica_rule == "nearest" else ""
-        return super().titled(replace(asked, replica_rule="even")) + near
+        title = super().titled(replace(asked, replica_rule="even"))
+        return title.replace("replicas", "nearest") if asked.replica_rule == "nearest" else title
 
     def settled(self, params: Params, plan: Plan) -> Params:
         """The number of replicas that was chosen."""
