@@ -150,7 +150,7 @@ def _combinations(search: Search, tried: Collection[tuple[str, ...]]) -> Iterato
 def _parts(task: Task) -> Iterator[Part]:
     """Every strategy that suits the use, under every dispatch model, with every number of replicas that it weighs."""
     for chosen in map(strategy, STRATEGIES):
-        for model, params in itertools.product(chosen.dispatch_models, chosen.variants()):
+        for model, params in itertools.product(chosen.dispatch_models, chosen.variants(task)):
             if (task.use == "training" and model not in TRAINED) or (task.use and task.use not in chosen.uses):
                 continue
             yield Part(chosen, model, params)

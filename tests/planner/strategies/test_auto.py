@@ -98,7 +98,7 @@ def walked(trace: Trace, **asked: Any) -> dict[tuple[str, ...], float]:
         (strategy(name), model, params)
         for name in STRATEGIES
         for model in strategy(name).dispatch_models
-        for params in strategy(name).variants()
+        for params in strategy(name).variants(root)
         if root.use in strategy(name).uses and not (root.use == "training" and model == "coherent")
     ]
     gains, decided_by = dict[tuple[str, ...], float](), dict[tuple[Any, ...], Decided | None]({(): None})
@@ -274,7 +274,7 @@ def test_a_new_strategy_is_tried_by_its_row_alone(trace: Trace, profile: Path, m
     rotation.register(monkeypatch.setitem)
     monkeypatch.setattr(rotation.Rotation, "beside", frozenset({"pipeline"}))
     params = rotation.RotationParams
-    monkeypatch.setattr(rotation.Rotation, "variants", lambda _: (params(), params(most_slots=5)))
+    monkeypatch.setattr(rotation.Rotation, "variants", lambda _, task: (params(), params(most_slots=5)))
     plan = planned(trace, "auto", profile=profile)
     assert {("rotation",), ("rotation, --most-slots 5",)} <= names(plan)
     told = screen(solve_report, plan, Path("plan.json"))
