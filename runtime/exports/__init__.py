@@ -14,7 +14,7 @@ from ...files import atomic_directory, check_target
 from ...traces.model import ModelSpec
 from ..plan import Plan
 from .carried import described
-from .engine import PERMUTE, SIDECAR, Engine, Expected, Exported
+from .engine import PERMUTE, SIDECAR, Engine, Expected, Exported, unserved
 from .sglang import SGLang
 from .tensorrt_llm import TensorRTLLM
 from .tutel import Tutel
@@ -29,6 +29,7 @@ __all__ = [
     "engine_named",
     "export",
     "prepared",
+    "unserved",
     "validate",
     "write",
 ]

@@ -14,7 +14,10 @@ from ..plan import Plan
 
 SIDECAR = "moeplan.json"  # beside the files: what they are of, and for what
 MAX_BYTES = 8 * 2**20  # of a JSON file; 61 layers of 288 slots take 85 kB
-PERMUTE = "permute the checkpoint instead: moeplan apply PLAN --checkpoint MODEL_DIR -o OUT_DIR"
+PERMUTE = (
+    "a plan without replicas (moeplan solve --strategy eplb --redundant 0) goes into the checkpoint: moeplan apply PLAN"
+    " --checkpoint MODEL_DIR -o OUT_DIR"
+)
 MOST_NAMED = 4  # ids named in a line
 MOST_ID = 2**63
 
@@ -40,6 +43,23 @@ class Expected:
     redundant: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """What an engine lacks for some models, so that it cannot carry a placement for them."""
+
+    what: str  #: As in "no EPLB"
+    so: str  #: What it does with the files
+    models: Mapping[str, str]  #: Name of a family by the model type of its config.json
+
+    def family(self, model: ModelSpec, model_type: str | None) -> str | None:
+        """The family of a model, by its type where that is known, else by the first letters of its name."""
+        if model_type is not None:
+            return self.models.get(model_type)
+        own = _letters(model.name.rpartition("/")[2])
+        named = (name for kind, name in self.models.items() if own.startswith((_letters(kind), _letters(name))))
+        return next(named, None)
+
+
 class Engine(Protocol):
     """An engine: its files and their rules."""
 
@@ -48,6 +68,7 @@ class Engine(Protocol):
     replica_rule: str | None  #: How it chooses among an expert's replicas; None where it takes no placement
     file: str  #: The file of a directory that it is told of
     carries: frozenset[str]  #: The decisions that its files carry
+    lacks: tuple[Lack, ...]  #: Why it cannot serve some models under a plan
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path) -> Exported:
         """The files of a plan, which will lie in `directory`.
@@ -66,6 +87,17 @@ class Engine(Protocol):
         InputError
             It cannot be read as a file of this kind at all.
         """
+
+
+def unserved(engine: Engine, model: ModelSpec, model_type: str | None = None) -> str:
+    """Why an engine is known not to carry a placement for a model; empty where nothing is known against it."""
+    return next((f"{lack.what} for {name}" for lack, name in _lacks(engine, model, model_type)), "")
+
+
+def model_findings(engine: Engine, expected: Expected) -> Iterator[str]:
+    """Why the engine's files are of no use for the model, whatever they hold."""
+    for lack, name in _lacks(engine, expected.model, expected.model_type):
+        yield f"{name} has {lack.what} in {engine.name} {engine.version}, which {lack.so}; {PERMUTE}"
 
 
 def row_findings(rows: Mapping[str, Any], expected: Expected, *, width: int | None = None) -> Iterator[str]:
@@ -92,6 +124,16 @@ def shown(value: Any) -> str:
     if isinstance(value, int) and abs(value) > MOST_ID:  # whose digits may be too many to print
         return "a number out of all range"
     return repr(value[:40] if isinstance(value, str) else value)[:60]
+
+
+def _lacks(engine: Engine, model: ModelSpec, model_type: str | None) -> Iterator[tuple[Lack, str]]:
+    for lack in engine.lacks:
+        if name := lack.family(model, model_type):
+            yield lack, name
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 def _of_slots(num_slots: int, expected: Expected) -> Iterator[str]:

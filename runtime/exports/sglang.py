@@ -9,10 +9,10 @@ from ...files import read_json
 from ...traces.model import ModelSpec
 from ..plan import Plan
 from .carried import contiguous, num_hidden_layers, placed, rows_by_hidden_layer
-from .engine import MAX_BYTES, PERMUTE, Expected, Exported, row_findings, shown
+from .engine import MAX_BYTES, Expected, Exported, Lack, model_findings, row_findings, shown
 
 KEY = "physical_to_logical_map"
-WITHOUT_HOOK = {  # model types whose classes have no get_model_config_for_expert_location
+WITHOUT_HOOK = {  # whose classes have no get_model_config_for_expert_location
     "ernie4_5_moe": "ERNIE 4.5",
     "granitemoe": "Granite-MoE",
     "granitemoehybrid": "Granite-MoE",
@@ -25,7 +25,7 @@ WITHOUT_HOOK = {  # model types whose classes have no get_model_config_for_exper
 }
 CONDITIONS = (
     "models without an expert-location hook (Mixtral, OLMoE, Llama 4, Granite-MoE, Phi-MoE, ERNIE 4.5) ignore the file"
-    " without a word; they need a permuted checkpoint: moeplan apply PLAN --checkpoint MODEL_DIR -o OUT_DIR",
+    " without a word; gpt-oss stops at --moe-a2a-backend deepep",
     "--enable-eplb would replace the placement after --eplb-rebalance-num-iterations steps",
     "--ep-dispatch-algorithm static needs an all-to-all backend; with --moe-a2a-backend none the algorithm is dynamic,"
     " every device sees all tokens, and a placement saves no traffic, only imbalance",
@@ -42,6 +42,10 @@ class SGLang:
     replica_rule: str | None = "static"
     file = "expert_location.json"
     carries = frozenset({"placement"})
+    lacks: tuple[Lack, ...] = (
+        Lack("no expert-location hook", "ignores the file", WITHOUT_HOOK),
+        Lack("no all-to-all (deepep)", "stops at the start command's --moe-a2a-backend", {"gpt_oss": "gpt-oss"}),
+    )
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path) -> Exported:
         """The map of every hidden layer; dense ones hold expert i mod E in slot i."""
@@ -61,9 +65,7 @@ class SGLang:
 
     def findings(self, path: Path, expected: Expected) -> Iterator[str]:
         """Faults that SGLang would refuse, and those that it would take."""
-        if expected.model_type in WITHOUT_HOOK:
-            kind = WITHOUT_HOOK[expected.model_type]
-            yield f"{kind} has no expert-location hook in SGLang {self.version}, which ignores the file; {PERMUTE}"
+        yield from model_findings(self, expected)
         value = read_json(path, what="an expert location of SGLang", max_bytes=MAX_BYTES)
         if not isinstance(value, dict) or KEY not in value:
             yield f"{shown(value)} without the key {KEY}; expected an object with it and no other"

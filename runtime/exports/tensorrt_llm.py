@@ -13,7 +13,7 @@ from ...files import read_yaml
 from ...traces.model import MAX_SIZE, ModelSpec
 from ..plan import Plan
 from .carried import contiguous, num_hidden_layers, placed, rows_by_hidden_layer
-from .engine import Expected, Exported, listed, row_findings, shown
+from .engine import Expected, Exported, Lack, listed, model_findings, row_findings, shown
 
 MAX_YAML_BYTES = 2**20  # 61 layers of 288 slots take 85 kB
 KEYS = ("num_slots", "initial_global_assignments", "layer_updates_per_iter")
@@ -27,6 +27,13 @@ CONDITIONS = (
     " moe_config.backend: WIDEEP",
     "EXPERT_STATISTIC_ITER_RANGE slows every step: unset it when recording is done",
 )
+UNLISTED = {  # of the families that other engines are known to lack something for
+    "dbrx": "DBRX",
+    "granitemoe": "Granite-MoE",
+    "jamba": "Jamba",
+    "olmoe": "OLMoE",
+    "phimoe": "Phi-MoE",
+}
 UNTOLD = (
     "the plan does not say whether the model has MTP layers; one that has stops with a KeyError unless they are in the"
     " file: give --hf-config config.json"
@@ -41,6 +48,7 @@ class TensorRTLLM:
     replica_rule: str | None = "round_robin"
     file = "moe_load_balancer.yaml"
     carries = frozenset({"placement"})
+    lacks: tuple[Lack, ...] = (Lack("no load balancer", "ignores the file or stops", UNLISTED),)
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path) -> Exported:
         """Rows by hidden layer; MTP layers that were not planned hold expert i mod E in slot i."""
@@ -66,6 +74,7 @@ class TensorRTLLM:
 
     def findings(self, path: Path, expected: Expected) -> Iterator[str]:
         """Faults that TensorRT-LLM would refuse, and entries that it would look up in vain."""
+        yield from model_findings(self, expected)
         value = read_yaml(path, what="a load balancer of TensorRT-LLM", max_bytes=MAX_YAML_BYTES)
         if not isinstance(value, dict) or set(value) != set(KEYS):
             yield f"{_keys(value)}; expected exactly {', '.join(KEYS)}"

@@ -8,7 +8,7 @@ from ...errors import UsageError
 from ...files import read_json
 from ...traces.model import ModelSpec
 from ..plan import Plan
-from .engine import MAX_BYTES, Expected, Exported, shown
+from .engine import MAX_BYTES, PERMUTE, Expected, Exported, Lack, shown
 
 KEY = "a2a_ffn_overlap_degree"
 HIGHEST = 32
@@ -18,10 +18,7 @@ CONDITIONS = (
     "a layer keeps the last degree it was given; one degree serves forward and backward, and unequal chunks of the plan"
     " are equal ones here",
 )
-PLACED = (
-    "the plan's placement is not in the file: Tutel's ranks hold experts in order; permute the checkpoint: moeplan"
-    " apply PLAN --checkpoint MODEL_DIR -o OUT_DIR"
-)
+PLACED = f"the plan's placement is not in the file: Tutel's ranks hold experts in order; {PERMUTE}"
 
 
 class Tutel:
@@ -32,6 +29,7 @@ class Tutel:
     replica_rule: str | None = None
     file = "degrees.json"
     carries = frozenset({"pipeline"})
+    lacks: tuple[Lack, ...] = ()
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path) -> Exported:
         """The degrees, and the line that hands them to each layer."""

@@ -14,7 +14,7 @@ from ...profilers.cluster import Cluster
 from ...traces.model import ModelSpec
 from ..plan import Plan
 from .carried import main_rows, placed
-from .engine import MAX_BYTES, PERMUTE, SIDECAR, Expected, Exported, row_findings, shown
+from .engine import MAX_BYTES, SIDECAR, Expected, Exported, Lack, model_findings, row_findings, shown
 
 MODULE = "moeplan_vllm_plan"
 GROUP = "[vllm.general_plugins]"
@@ -38,8 +38,7 @@ CONDITIONS = (
     " engine's own policy decides, with a warning",
     "the default --all2all-backend, allgather_reducescatter, moves the same bytes whatever the placement: only"
     " imbalance is saved; with deepep_high_throughput and its like traffic, too",
-    "models without EPLB in vLLM (gpt-oss, Qwen2-MoE, OLMoE, Granite-MoE, Phi-MoE) need a permuted checkpoint: moeplan"
-    " apply PLAN --checkpoint MODEL_DIR -o OUT_DIR",
+    "models without EPLB in vLLM (gpt-oss, Qwen2-MoE, OLMoE, Granite-MoE, Phi-MoE) ignore the file",
     "on ROCm with use_async false a rearrangement that gains under 5 % is skipped, and the plan may never apply",
 )
 ASCEND_CONDITIONS = (
@@ -66,6 +65,7 @@ class VLLM:
     replica_rule: str | None = "even"
     file = "expert_map.json"
     carries = frozenset({"placement"})
+    lacks: tuple[Lack, ...] = (Lack("no EPLB", "ignores the file", WITHOUT_EPLB),)
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path) -> Exported:
         """The rows, the plugin's module and the distribution that names it."""
@@ -90,9 +90,7 @@ class VLLM:
 
     def findings(self, path: Path, expected: Expected) -> Iterator[str]:
         """Faults that vllm#49572 or the plugin would refuse; of a directory, also what hides the plugin from vLLM."""
-        if expected.model_type in WITHOUT_EPLB:
-            kind = WITHOUT_EPLB[expected.model_type]
-            yield f"{kind} has no EPLB in vLLM {self.version}, which ignores the file; {PERMUTE}"
+        yield from model_findings(self, expected)
         if path.name == self.file and any(path.with_name(name).exists() for name in (SIDECAR, f"{MODULE}.py")):
             yield from _of_plugin(path.parent, expected)
         value = read_json(path, what="an expert map of vLLM", max_bytes=MAX_BYTES)
@@ -118,6 +116,7 @@ class VLLMAscend:
     replica_rule: str | None = "static"
     file = "expert_map.json"
     carries = frozenset({"placement"})
+    lacks: tuple[Lack, ...] = ()
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path) -> Exported:
         """The experts of every device of every MoE layer."""

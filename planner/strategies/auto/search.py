@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ....errors import InputError, MoeplanError, UsageError
 from ....runtime.decisions import TRAINED, DispatchModel
-from ....runtime.exports import ENGINES
+from ....runtime.exports import ENGINES, unserved
 from ....runtime.plan import Metric, Plan
 from ....solvers.outcome import Status
 from ...evaluate.evaluate import MATTERS, evaluate
@@ -304,12 +304,13 @@ def tried(candidate: Candidate, plan: Plan, share: Metric, metrics: dict[str, fl
 
 
 def engines_of(plan: Plan) -> tuple[str, ...]:
-    """Engines whose files carry all decisions of a plan, and that keep tokens near where the plan does."""
+    """Engines whose files carry all decisions of a plan for its model, and keep tokens near where the plan does."""
     if plan.dispatch_model != "standard":
         return ()
     near = plan.placement is not None and plan.placement.has_replicas and plan.placement.replica_rule == "nearest"
     named = ((name, one) for name, one in ENGINES.items() if not near or one.replica_rule in NEAR)
-    return tuple(name for name, engine in named if {*plan.decisions.names} <= engine.carries)
+    able = (name for name, engine in named if {*plan.decisions.names} <= engine.carries)
+    return tuple(name for name in able if not unserved(ENGINES[name], plan.model))
 
 
 def searches(chosen: Strategy) -> bool:

@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ....runtime.decisions import PipelineDecision
+from ....runtime.exports import ENGINES, unserved
 from ....runtime.plan import Part, Plan
 from ....solvers.outcome import Status
+from ....traces.model import ModelSpec
 from ...document import Column, Table
 from ...evaluate.evaluate import MATTERS
 from ...evaluate.metrics import ATTENTION, BALANCE, COMBINE, COPIES, DISPATCH, EXPERTS, KV, TAIL
@@ -64,7 +66,7 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     if options.status is not Status.FEASIBLE:
         yield f"{ENDED[options.status]}: the best found until then; what was not tried, or not judged, is left out"
     yield from _added(options)
-    yield from _carried(options)
+    yield from _carried(options, plan.model)
     for one in others:
         if len(one.parts) == 1 and one.parts[0] not in best.parts and (reason := _why(one, options)):
             yield f"not worth it: {one.name}, {reason}"
@@ -85,7 +87,7 @@ def _added(options: AutoOptions) -> Iterator[str]:
         yield f"what each part adds, in % of today: {', '.join(added)}"
 
 
-def _carried(options: AutoOptions) -> Iterator[str]:
+def _carried(options: AutoOptions, model: ModelSpec) -> Iterator[str]:
     """The engines that carry out the plan, or the best candidate of each; nothing where an engine was asked for."""
     best, carried = options.tried[0], dict[tuple[str, ...], Tried]()
     if options.engine is not None:
@@ -99,7 +101,9 @@ def _carried(options: AutoOptions) -> Iterator[str]:
     listed = "; ".join(
         f"{', '.join(engines)}: {one.name}, {change_text(one.share.value)}" for engines, one in carried.items()
     )
-    yield "moeplan.runtime carries it out" + (f"; what engines can (--engine NAME): {listed}" if listed else "")
+    lacking = "".join(f"; not {name}: {why}" for name, one in ENGINES.items() if (why := unserved(one, model)))
+    can = f"; what engines can (--engine NAME): {listed}" if listed else ""
+    yield f"moeplan.runtime carries it out{can}{lacking}"
 
 
 def _why(one: Tried, options: AutoOptions) -> str:

@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ....errors import CertificationError
+from ....errors import CertificationError, UsageError
+from ....runtime.exports import ENGINES, unserved
 from ....runtime.plan import Metric, Plan
 from ...certify.certificate import Certificate
 from ...evaluate.evaluate import MATTERS
@@ -36,6 +37,14 @@ class Auto(Strategy):
     def variants(self, task: Task) -> Sequence[Params]:
         """None: it is no part of itself."""
         return ()
+
+    def check(self, task: Task) -> None:
+        """Refuse an engine that cannot carry a placement for the trace's model."""
+        super().check(task)
+        engine = AutoParams.of(task.params).engine
+        if engine and (why := unserved(ENGINES[engine], task.model)):
+            others = [name for name, one in ENGINES.items() if not unserved(one, task.model)]
+            raise UsageError(f"--engine {engine}: {why}; expected one of {', '.join(others)}")
 
     def make(self, task: Task) -> "Made":
         """The best plan for a task; errors as in `Search.run`."""

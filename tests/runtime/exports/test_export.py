@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 
 from moeplan.errors import MismatchError, StorageError, UsageError
 from moeplan.runtime.decisions import SamplePolicyDecision
-from moeplan.runtime.exports import ENGINES, SIDECAR, export, validate
+from moeplan.runtime.exports import ENGINES, SIDECAR, export, unserved, validate
 from moeplan.runtime.plan import Plan
 from moeplan.solvers.replicas import ReplayRule
 from moeplan.traces.model import ModelSpec
@@ -107,7 +108,7 @@ def test_tutel_gets_a_degree_a_layer_and_says_where_the_placement_goes(tmp_path:
     exec(exported.command, namespace)  # the line to paste
     assert namespace["degrees"] == [1, 2, 32]
     placed = degrees_plan(placement=plan_of(model=model_of()).decisions.placement)
-    assert any("permute" in said for said in export(placed, "tutel", tmp_path / "placed").conditions)
+    assert any("--checkpoint" in said for said in export(placed, "tutel", tmp_path / "placed").conditions)
 
 
 @pytest.mark.parametrize("engine", ENGINES_OF_PLACEMENTS)
@@ -158,7 +159,7 @@ def test_a_model_whose_files_an_engine_ignores_is_refused_as_by_validate(
 ) -> None:
     export(plan_of(), engine, tmp_path / "sound", model_type="qwen3_moe")
     (finding,) = validate(tmp_path / "sound", engine, expected_of(plan_of(), model_type=kind))
-    with pytest.raises(UsageError, match="which ignores the file; permute the checkpoint instead") as caught:
+    with pytest.raises(UsageError, match="which ignores the file; a plan without replicas") as caught:
         export(plan_of(), engine, tmp_path / "out", model_type=kind)
     assert finding in str(caught.value)
     assert not (tmp_path / "out").exists()
@@ -333,3 +334,25 @@ def test_it_warns_of_a_version_that_it_was_not_tried_with(folder: Path, tmp_path
     said, log = asked(folder, tmp_path, [[3, 8, 12, 4]], version="0.34.1")
     assert said["answers"][0] == json.loads((folder / "expert_map.json").read_text())
     assert "WARNING moeplan: tried with vLLM 0.33.0, and this is 0.34.1" in log
+
+
+@pytest.mark.parametrize(
+    ("name", "engines"),
+    [
+        ("gpt-oss-20b", {"sglang", "vllm"}),
+        ("openai/gpt-oss-120b", {"sglang", "vllm"}),
+        ("gpt_oss", {"sglang", "vllm"}),
+        ("Mixtral-8x7B-v0.1", {"sglang"}),
+        ("Qwen3-30B-A3B", set()),
+        ("my-mixtral-like", set()),
+    ],
+)
+def test_an_engine_known_not_to_serve_a_model_under_a_plan_is_known_by_the_model_s_name(
+    name: str, engines: set[str], tmp_path: Path
+) -> None:
+    model = replace(model_of(), name=name)
+    assert {engine for engine in ENGINES_OF_PLACEMENTS if unserved(ENGINES[engine], model)} == engines
+    for engine in engines:
+        with pytest.raises(UsageError, match="cannot be given this plan"):
+            export(plan_of(model=model), engine, tmp_path / engine)
+    assert not any(unserved(ENGINES[engine], model, "qwen3_moe") for engine in ENGINES_OF_PLACEMENTS)
