@@ -112,10 +112,12 @@ class Comparison:
         failing = [one for one in self.compared if one.verdict.value == "none"]
         if all(one.verdict.gain.low is None for one in failing):
             return "one step shows nothing: record more"
+        if all(one.plan.inputs.trace and one.plan.inputs.trace.sha256 == self.trace_sha256 for one in failing):
+            return "it was solved on this very trace: record more, or keep what runs today"
         replanning = [(name,) for name, row in STRATEGIES.items() if row.params.replans]
         placed = [one for one in failing if one.paid_when_solved and one.plan.strategies in replanning]
         if not placed:
-            return "solve anew on this trace"
+            return f"solve anew: moeplan solve --trace {self.trace}"
         first, (strategy,) = placed[0].path, placed[0].plan.strategies
         return f"re-plan: moeplan solve --strategy {strategy} --from {first} --trace {self.trace} -o next.json"
 

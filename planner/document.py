@@ -86,7 +86,9 @@ class Table:
         return [Table(columns) for columns in tables]
 
     def print(self, console: "Console") -> None:
-        """Print on a console, columns as far as it is wide."""
+        """Print on a console, columns as far as it is wide; nothing without figures."""
+        if len(self.columns) < 2:
+            return
         from rich.table import Table as RichTable
 
         for number, table in enumerate(self.fitting(console.width)):
@@ -138,6 +140,7 @@ class Section:
     title: str  #: Its heading on a page, and on a console where it is of the details
     body: Sequence[Text | Table | Drawing]
     verbose: bool = False  #: Whether a console shows it only when all details are asked for
+    pointer: str = ""  #: The last line on a console that leaves details out
 
 
 def drawn(title: str, text: str, figure: "Figure | dict[str, Any]") -> Section:
@@ -155,6 +158,8 @@ def to_console(sections: Sequence[Section], console: "Console", *, verbose: bool
             console.print(section.title)
         for part in section.body:
             part.print(console)
+        if section.pointer and not verbose:
+            console.print(section.pointer)
 
 
 def check_page(path: str | os.PathLike[str], expected: str) -> None:

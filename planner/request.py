@@ -15,6 +15,7 @@ from .strategies.registry import STRATEGIES
 Phase = Literal["prefill", "decode", "train"]
 
 MAX_DEVICES = 4096
+USUAL = "auto"  # the strategy where none is asked for
 FIT_FRACTION = 0.5  # the default share of samples to fit on, where there are several
 
 
@@ -94,7 +95,8 @@ def _anothers(name: str, strategy: str) -> str:
     known: Flag | None = next((dict(flags_of(STRATEGIES[owner].params))[name] for owner in owners), None)
     if known is None:
         raise TypeError(f"{name}: no field of a request, nor a parameter of a strategy")
-    return f"{option_of(name, known)} with --strategy {strategy}; it is a flag of {' and '.join(owners)}"
+    mend = "leave out --strategy" if USUAL in owners else f"give --strategy {' or '.join(owners)}"
+    return f"{option_of(name, known)} with --strategy {strategy}; it is a flag of {' and '.join(owners)}: {mend}"
 
 
 def profile_for(path: Path | None) -> Path | None:

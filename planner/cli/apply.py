@@ -167,11 +167,12 @@ def _prepared(plan: "Plan", engine: str, output: Path, hf_config: Path | None) -
 def _written(plan: "Plan", exported: "Exported", engine: str, output: Path) -> tuple[dict[str, Any], list[str]]:
     """Write files for an engine; returns the files and its start command as JSON, and as lines."""
     from ...runtime.exports import ENGINES, write
-    from ..report.answer import answer, doubt
+    from ..report.answer import answer, carried, doubt
 
     write(exported, output)
     rule, files, conditions = ENGINES[engine].replica_rule, list(exported.files), list(exported.conditions)
-    lines = [f"wrote     {output}    {', '.join(files)}"]
+    gain = carried(plan, ENGINES[engine])
+    lines = [*([gain] if gain else []), f"wrote     {output}    {', '.join(files)}"]
     if doubt(plan):
         lines.append(f"verdict   {answer(plan)}")
     placement = plan.placement

@@ -96,6 +96,8 @@ def profile(
     else:
         node = _node_curves(preset, from_tables, system or "") if curves else None
         result, notes = _described(node, cluster, link or ())
+    if not resume and (before := _before(output)):
+        notes = (*notes, f"replaced {output} ({before})")
     picture: list[str] = []
     if plot is not None:
         from ..report.profile_picture import text_picture
@@ -136,6 +138,19 @@ def _described(node: "Profile | None", cluster: str | None, links: Sequence[str]
     replaced = len(node.series) - len(result.series)
     note = f"{replaced} curves are left out: the link that they crossed is as given"
     return result, (note,) if replaced else ()
+
+
+def _before(path: Path) -> str:
+    """The profile that another one replaces, in a few words; empty where there is none."""
+    from ...profilers.profile import load
+
+    if not path.exists():
+        return ""
+    try:
+        old = load(path)
+    except MoeplanError:
+        return "no profile"
+    return f"{' and '.join(dict.fromkeys(origin.kind for origin in old.origins))}, of {old.cluster}"
 
 
 def _node_curves(preset: str | None, tables: Path | None, system: str) -> "Profile":

@@ -198,8 +198,9 @@ def import_(
     print(f"imported  {what}, {model.num_layers} layers x {model.num_experts} experts, top-{model.top_k}{weights}")
     is_guessed = not name and model.name == source[0].resolve().stem
     print(f"model     {model.name}{', after the file; --name says another' if is_guessed else ''}")
+    screen = console()
     for note in summary.notes:
-        print(f"note      {note}")
+        screen.print(f"note      {note}")
     print(f"wrote     {summary.destination}    next: moeplan trace info {summary.destination}")
 
 
@@ -269,7 +270,7 @@ def count(
     else:
         rows = "rows of counts" if isinstance(opened, CountTrace) else "tokens"
         print(f"counted   {opened.num_rows:,} {rows} by {', '.join(keys) or 'layer only'}")
-        print(f"wrote     {output}")
+        print(f"wrote     {output}    next: moeplan solve --trace {output}")
 
 
 def example(
@@ -295,4 +296,4 @@ def example(
         print_json({"trace": str(output), "num_tokens": trace.num_tokens, "model": trace.model.name})
     else:
         print(f"example   {trace.num_tokens:,} tokens of {trace.model.name}, a real recording")
-        print(f"wrote     {output}    next: moeplan solve --trace {output} --cluster {CLUSTER}")
+        print(f"wrote     {output}    next: moeplan profile --preset h200_sxm --cluster {CLUSTER} --link inter=50:5")

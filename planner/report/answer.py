@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ...errors import InputError
+from ...runtime.exports import Engine
 from ...runtime.plan import Contender, Metric, Part, Plan, SizedGain, Verdict
 from ..document import Section, Table, Text
 from ..evaluate.evaluate import MATTERS
@@ -26,7 +27,8 @@ from ..figures import (
     value,
     worded,
 )
-from ..options import EvaluationOptions, SecondsOptions
+from ..options import AutoOptions, EvaluationOptions, SecondsOptions
+from ..strategies.auto.search import NEAR
 from ..strategies.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -70,7 +72,29 @@ def doubt(plan: Plan) -> str:
         return "not judged"
     if plan.verdict.value == "benefit":
         return ""
-    return "no benefit shown" if plan.verdict.gain.low is None else "no benefit expected"
+    if plan.verdict.gain.low is None:
+        return "no benefit shown"
+    share = plan.verdict.share
+    return "gain not certain" if share is not None and share.value >= MATTERS else "no benefit expected"
+
+
+def carried(plan: Plan, engine: Engine) -> str:
+    """The gain of what an engine carries out of a plan, beside that of the whole; empty where it carries out all."""
+    placement, share = plan.placement, None if plan.verdict is None else plan.verdict.share
+    left = [name.replace("_", " ") for name in plan.decisions.names if name not in engine.carries]
+    near = placement is not None and placement.has_replicas and placement.replica_rule == "nearest"
+    why = f"it does not carry out the plan's {' and '.join(left)}" if left else ""
+    if "placement" in engine.carries and near and engine.replica_rule not in NEAR:
+        why = f"{why}{', and ' if why else ''}its tokens do not use the nearest replica"
+    if not why or share is None:
+        return ""
+    tried = AutoOptions.of(plan).tried if AutoOptions.key in plan.options else ()
+    kept = tuple(name for name in plan.decisions.names if name in engine.carries)
+    for one in tried:
+        if one.decisions == kept and {*one.parts} <= {*tried[0].parts} and engine.name in one.engines:
+            return f"with {engine.name}: {change_text(one.share.value)}, not {change_text(share.value)}: {why}"
+    solve = f"moeplan solve --engine {engine.name} plans for it"
+    return f"with {engine.name} not the plan's {change_text(share.value)}: {why}; {solve}"
 
 
 def answer(plan: Plan) -> str:
@@ -82,9 +106,11 @@ def answer(plan: Plan) -> str:
     unit, gain = options.unit, gain_words(verdict, part)
     number = part.num_steps if unit == "step" else part.num_samples
     samples = f"on {number:,} {'unseen' if evaluation.held_out else 'fitted'} {unit}{'s' * (number != 1)}"
+    if unit != "step":
+        samples += f" ({part.num_steps:,} step{'s' * (part.num_steps != 1)})"
     where = f"{step_words(options, part)}, {samples}{_memory(plan)}"
     if part.contenders[0].metrics == find(part, verdict.against).metrics:
-        return f"what runs today, the baseline of every verdict: {gain}, {where}"
+        return f"the plan is what runs today: {gain}, {where}"
     if not (doubted := doubt(plan)):
         return f"{gain}, {where}"
     if verdict.gain.low is None:
@@ -142,7 +168,11 @@ def _turn(verdict: Verdict) -> str:
             way = first / (first - last)
             tokens = small.tokens_per_step * (large.tokens_per_step / small.tokens_per_step) ** way
             rounded = f"{float(f'{tokens:.2g}'):,.0f}"
-            return f"; it pays from about {rounded} on" if last >= 0 else f"; it pays up to about {rounded}"
+            return (
+                f"; certain from about {rounded} tokens per step on"
+                if last >= 0
+                else f"; certain up to about {rounded}"
+            )
     return ""
 
 
@@ -150,20 +180,26 @@ def short_of(verdict: Verdict) -> str:
     """Threshold that a positive gain must reach to pay, in words. Empty where there is none."""
     if not verdict.at_least or verdict.gain.value <= 0:
         return ""
-    return f"; moving samples pays where the gain is surely above {percent(verdict.at_least)}"
+    return f"; moving samples pays where the gain is certainly above {percent(verdict.at_least)}"
 
 
 def remarks(plan: Plan, part: Part, strategies: Sequence[Strategy]) -> Iterator[str]:
-    """Remarks that qualify the answer, the strategy's own, and limits of the figures."""
+    """Remarks of the strategy, and what gives seconds, where there are none."""
+    assert plan.verdict is not None
+    ours, base = part.contenders[0], find(part, plan.verdict.against)
+    yield from _untimed(plan, ours, base)
+    if strategies:
+        yield from strategies[0].remarks(plan, part)
+
+
+def doubts(plan: Plan, part: Part) -> Iterator[str]:
+    """Remarks that no screen leaves out: the gain at other sizes of a step, and limits of the figures."""
     assert plan.verdict is not None
     ours, base = part.contenders[0], find(part, plan.verdict.against)
     yield from by_size(plan.verdict, part)
-    yield from _untimed(plan, ours, base)
     if plan.evaluation is not None and plan.evaluation.held_out is None:
         yield _fitted(EvaluationOptions.of(plan), part)
     yield from copies_remarks(plan.verdict, ours, base)
-    if strategies:
-        yield from strategies[0].remarks(plan, part)
     mine, theirs = (one.metrics.get(BALANCE) for one in (ours, base))
     if plan.verdict.metric != BALANCE and mine and theirs and mine.value > theirs.value * (1 + LITTLE):
         yield f"costs balance: the busiest device carries {mine.value:.2f} times the mean (today {theirs.value:.2f})"
@@ -194,24 +230,25 @@ def copies_remarks(verdict: Verdict, ours: Contender, base: Contender) -> Iterat
 def judged_sections(
     part: Part,
     verdict: Verdict,
+    doubted: Sequence[str],
     lines: Sequence[str],
     metrics: Sequence[str],
     *,
     table: Table | None = None,
     whole: bool = False,
 ) -> Iterator[Section]:
-    """The table beside today, at most five remarks, the others among the details, and all figures of these metrics.
+    """The table beside today, all doubts, and further remarks, of which those beyond five are among the details.
 
     The table is of the part's contenders unless another is given. On a narrow screen it leaves its last columns out
     unless one of the two is to be shown `whole`.
     """
-    today, judged, more = verdict.against, verdict.metric, lines[MOST_REMARKS:]
+    today, judged, room = verdict.against, verdict.metric, max(MOST_REMARKS - len(doubted), 1)
+    shown, more = [*doubted, *lines[:room]], lines[room:]
     first = table or contender_table(part, headlines(part, judged), today=today, judged=judged)
     first = replace(first, whole=whole or first.whole)
     yield Section("Beside today", (first,))
-    if lines:
-        pointer = [f"{len(more)} more: --verbose"] if more else []
-        yield Section("Remarks", (Text.of(*lines[:MOST_REMARKS], *pointer),))
+    if shown:
+        yield Section("Remarks", (Text.of(*shown),), pointer=f"{len(more)} more: --verbose" if more else "")
     if more:
         yield Section("More remarks", (Text.of(*more),), verbose=True)
     every = contender_table(part, metrics, today=today, ranged=True)
@@ -269,17 +306,20 @@ def _trust(plan: Plan, part: Part) -> Iterator[str]:
     if "seconds" not in plan.options or plan.verdict is None:
         return
     options = SecondsOptions.of(plan)
-    if stretched := ", ".join(f"{name} {percent(share)}" for name, share in options.extrapolated.items()):
-        yield f"beyond the sizes measured, share of layers: {stretched}; profile larger sizes"
+    if outside := [(METRICS[name].column, percent(share)) for name, share in options.extrapolated.items()]:
+        listed = ", ".join(f"{name} in {share} of layers" for name, share in outside)
+        yield f"outside the sizes measured, so that their seconds are extrapolated: {listed}"
     if options.other_dtype:
         yield f"{' and '.join(options.other_dtype)} as measured in another dtype than the model's"
     if options.noisy and METRICS[plan.verdict.metric].unit == "seconds":
         yield f"timed by curves of a NOISY machine: {', '.join(options.noisy)}; profile again when it is quiet"
     judged = part.contenders[0], find(part, plan.verdict.against)
     if plan.verdict.metric != STEP and all(STEP in one.metrics for one in judged):
-        yield (f"judged by {plan.verdict.metric}, not by the step, which is of other passes")
+        yield f"judged by {METRICS[plan.verdict.metric].noun}, not by the step, which is of other passes"
     models = {one.dispatch_model for one in judged}
     if "attention" in options.missing and len(models) > 1 and plan.verdict.metric == STEP:
         yield "attention is not timed, and takes another time where tokens do not return home"
-    if missing := ", ".join(options.missing):
-        yield f"no seconds of {missing}: --verbose says why"
+    alike = dict[str, list[str]]()
+    for name, reason in options.missing.items():
+        alike.setdefault(reason, []).append(name)
+    yield from (f"no seconds of {', '.join(names)}: {reason}" for reason, names in alike.items())

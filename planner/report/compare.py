@@ -28,9 +28,11 @@ RULES = {  # what engines do
 
 def compare_report(comparison: Comparison, console: Console, *, verbose: bool = False) -> None:
     """Print which plans pay here, all of them beside today, and remarks."""
-    verdict, lines = comparison.compared[0].verdict, [*_remarks(comparison)]
+    verdict = comparison.compared[0].verdict
     answer = Section("Answer", (Text(tuple(_answers(comparison))),))
-    sections = judged_sections(comparison.part, verdict, lines, [*METRICS], whole=True)
+    sections = judged_sections(
+        comparison.part, verdict, [*_doubts(comparison)], [*_remarks(comparison)], [*METRICS], whole=True
+    )
     to_console([answer, *sections], console, verbose=verbose)
 
 
@@ -109,8 +111,8 @@ def _answers(comparison: Comparison) -> Iterator[str]:
     )
 
 
-def _remarks(comparison: Comparison) -> Iterator[str]:
-    """Remarks that qualify the answers, the most important first."""
+def _doubts(comparison: Comparison) -> Iterator[str]:
+    """Remarks that qualify the answers, which no screen leaves out."""
     part = comparison.part
     if comparison.seen:
         yield f"all {comparison.unit}s were fitted by these plans: expect less on others"
@@ -120,6 +122,11 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
         yield scaled
     if comparison.replica_rule is not None:
         yield f"replicas: {RULES[comparison.replica_rule]}, in all plans and baselines"
+
+
+def _remarks(comparison: Comparison) -> Iterator[str]:
+    """Further remarks: exchanges, the gains when solved, and how the plans stand to the first."""
+    part = comparison.part
     for one in comparison.compared:
         ours, base = find(part, one.label), find(part, one.verdict.against)
         yield from (f"{printable(one.path)}: {line}" for line in copies_remarks(one.verdict, ours, base))

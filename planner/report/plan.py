@@ -1,4 +1,4 @@
-"""The document of a plan: the answer, one table, at most five remarks; the rest for who asks for it.
+"""The document of a plan: the answer, one table, all doubts and few other remarks; the rest for who asks for it.
 
 Legend: E experts; D devices.
 """
@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 
 from ...runtime.plan import Part, Plan
@@ -20,7 +19,7 @@ from ..figures import TimeUnit, contender_table, percent
 from ..options import EvaluationOptions, SecondsOptions
 from ..strategies.registry import STRATEGIES, chosen_by, strategy
 from ..strategies.strategy import Strategy
-from .answer import answer, judged_sections, remarks
+from .answer import answer, doubts, judged_sections, remarks
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SECONDS = [spec.name for spec in METRICS.values() if spec.unit == "seconds"]
@@ -49,7 +48,10 @@ def solve_report(plan: Plan, path: Path, console: Console, *, verbose: bool = Fa
     strategies = _strategies(plan)
     pays = pays and all(one.to_apply(plan) for one in strategies)
     flags = "".join(one.apply_flags(plan) for one in strategies)
-    wrote = Text.of(f"wrote {path}" + (f"    next: moeplan apply {path}{flags}" if pays else ""))
+    step = (
+        f"moeplan apply {path}{flags}" if pays else "nothing to apply; record more, or other traffic, and solve again"
+    )
+    wrote = Text.of(f"wrote {path}    next: {step}")
     to_console([*plan_sections(plan, console.width), Section("", (wrote,))], console, verbose=verbose)
 
 
@@ -66,12 +68,14 @@ def plan_sections(plan: Plan, width: int = 100) -> list[Section]:
     if plan.evaluation is not None and plan.verdict is not None:
         part, counted = plan.evaluation.judging, [name for name in METRICS if name not in SECONDS]
         table = next(filter(None, (one.table(plan, part) for one in strategies)), None)
-        sections += judged_sections(part, plan.verdict, [*remarks(plan, part, strategies)], counted, table=table)
+        sections += judged_sections(
+            part, plan.verdict, [*doubts(plan, part)], [*remarks(plan, part, strategies)], counted, table=table
+        )
         sections += _seconds(plan, part, plan.verdict.against)
     sections.append(Section("How it was solved", (Text(tuple(_solved(plan))),), verbose=True))
     for one in strategies:
         sections += one.sections(plan, width)
-    if plan.placement is not None:
+    if plan.placement is not None and not plan.placement.has_replicas:
         picture = tuple(_placement_picture(plan.placement, width))
         sections.append(Section("Where experts live", (Text(picture),), verbose=True))
     return sections
@@ -101,7 +105,6 @@ def _seconds(plan: Plan, part: Part, today: str) -> Iterator[Section]:
         "the busiest rank and port of each layer, mean over steps; intervals hold the fits' error and, over several"
         " steps, theirs",
         *(f"{part_name} by {source}" for part_name, source in options.sources.items()),
-        *(f"no seconds of {missing}: {reason}" for missing, reason in options.missing.items()),
     )
     yield Section("Predicted seconds of a step", (table, Text(lines)), verbose=True)
 
@@ -151,15 +154,9 @@ def _objective(outcome: Outcome) -> str:
 
 
 def _placement_picture(placement: Placement, width: int) -> Iterator[str]:
-    """Map of the experts: a sign per expert where each has one device, else the experts of every device."""
-    what = "device: its experts" if placement.has_replicas else "column = expert, sign = device"
-    yield f"{what} ({placement.num_devices} devices)"
+    """Map of the experts, each of which has one device: a sign per expert."""
+    yield f"column = expert, sign = device ({placement.num_devices} devices)"
     for layer in range(placement.num_layers):
-        held_ED = placement.holds(layer)
-        if placement.has_replicas:
-            held = (",".join(map(str, np.flatnonzero(column))) for column in held_ED.T)
-            text = "  ".join(f"{device}:{experts}" for device, experts in enumerate(held))
-        else:
-            text = "".join(DIGITS[device % len(DIGITS)] for device in held_ED.argmax(axis=1).tolist())
+        text = "".join(DIGITS[device % len(DIGITS)] for device in placement.holds(layer).argmax(axis=1).tolist())
         label, below, columns = f"{f'layer {layer}':<12}", " " * 12, max(width, 28)
         yield from textwrap.wrap(text, columns, initial_indent=label, subsequent_indent=below, break_on_hyphens=False)

@@ -1,5 +1,6 @@
 """Screen of `moeplan profile`."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from ...profilers.profile import Profile
 from ...profilers.series import Series, series_key
 from ..figures import percent
 
+LEGEND = "off, worst: median and largest error of the fit on sizes that it had not seen"
+
 
 def profile_report(profile: Profile, path: Path, console: Console) -> None:
     """Print the origins and remarks on them, a line per series, the links, and the file."""
@@ -23,6 +26,7 @@ def profile_report(profile: Profile, path: Path, console: Console) -> None:
     if profile.series:
         console.print()
         console.print(_series_table(profile))
+        console.print(LEGEND)
         console.print()
     for kind, link in profile.cluster.links.items():
         source = profile.link_origins[kind] + 1
@@ -79,7 +83,8 @@ def _origins(origins: Sequence[Origin]) -> Iterator[tuple[str, str]]:
     for number, origin in enumerate(origins, 1):
         source, environment = f"[{number}] " if len(origins) > 1 else "", origin.environment
         if environment is None:
-            yield origin.kind, f"{source}{origin.name or 'a cluster'}, nothing measured here"
+            name = re.sub(r"\b(\w+) \1\b", r"\1", origin.name or "a cluster")  # tables named as their library
+            yield origin.kind, f"{source}{name}"
         else:
             named = f"{source}{origin.name}: " if origin.name else source
             yield (
@@ -88,6 +93,8 @@ def _origins(origins: Sequence[Origin]) -> Iterator[tuple[str, str]]:
                 f" {environment.backend}, torch {environment.torch}, {environment.threads} thread(s) a rank",
             )
         yield from _noticed(origin)
+    if all(origin.environment is None for origin in origins):
+        yield "", "nothing was measured on this machine"
 
 
 def _noticed(origin: Origin) -> Iterator[tuple[str, str]]:

@@ -54,10 +54,10 @@ def model_of(source: Source, config: ModelSpec | None, asked: Facts, name: str) 
         if not facts["num_experts"]:
             raise InputError("no token is routed: every expert id is -1")
         guess = f"{facts['num_experts']} taken, the largest id + 1"
-        source.notes.append(f"the file does not say how many experts there are: {guess}")
+        source.notes.append(f"the file does not say how many experts there are: {guess}; give --num-experts")
     if facts["top_k"] is None:
         facts["top_k"] = 1
-        source.notes.append("the file does not say how many experts per token goes to: 1 taken")
+        source.notes.append("the file does not say how many experts a token goes to: 1 taken; give --top-k")
     facts["attention"] = {key: facts.pop(key) for key in ("kv_size", "num_heads", "num_kv_heads") if key in facts}
     facts["name"] = facts["name"] or name
     return validated(_Model, canonical_json({"model": facts}), source="model", what="a model").model

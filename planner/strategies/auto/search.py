@@ -19,7 +19,7 @@ from ....runtime.plan import Metric, Plan
 from ....solvers.outcome import Status
 from ...evaluate.evaluate import MATTERS, evaluate
 from ...evaluate.journey import today
-from ...evaluate.metrics import BALANCE
+from ...evaluate.metrics import BALANCE, METRICS
 from ...evaluate.price import STEP
 from ...options import AutoOptions, Currency, Ended, Tried
 from ...params import Params
@@ -94,7 +94,7 @@ class Search:
 
         UsageError where no strategy can plan for the task; errors of its trace and its profile.
         """
-        self.task.say(f"comparing by {self.metric}")
+        self.task.say(f"comparing by {METRICS[self.metric].noun}")
         try:
             for part in self.parts():
                 self.attempt((part,))
@@ -236,7 +236,9 @@ class Search:
         ours, usual = evaluated.judged.values()
         if self.metric not in ours.value or self.metric not in usual.value:
             missing = evaluated.seconds.missing if evaluated.seconds else {}
-            raise InputError(f"its {self.metric} is not known: no seconds of {', '.join(missing) or 'this dispatch'}")
+            raise InputError(
+                f"its {METRICS[self.metric].noun} is not known: no seconds of {', '.join(missing) or 'this dispatch'}"
+            )
         share = ours.share(self.metric, usual) or Metric(value=0.0, low=None, high=None)
         return share, ours.value, usual.value
 

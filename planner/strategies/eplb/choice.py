@@ -32,7 +32,7 @@ def choose(task: Task, slots: Ints) -> Choice:
     """The candidates of a task for slots `[D]`, judged on parts of the fitted units; none where there is but one."""
     if _num_parts(task) < 2:
         return Choice(reason="one unit was fitted, on which no gain over EPLB as published can be shown")
-    task.say("choosing a placement on parts of the fitted units")
+    task.say("choosing a placement on parts of the fitted samples")
     names = tried_by(mixed=bool(task.request.mixture))
     published_PL = _judged("published", task, slots)
     return Choice(candidates=tuple(_tried(name, published_PL, task, slots, WRONG / len(names)) for name in names))

@@ -86,9 +86,9 @@ def _chosen(choice: Choice) -> str:
     ours = {one.by: one for one in choice.candidates}
     if choice.chosen == "published":
         tried = ", ".join(f"{one.balance:.4f} against {one.published:.4f} {BY[one.by]}" for one in choice.candidates)
-        return f"{BY['published']}: nothing is surely more even on parts of the fitted samples ({tried})"
+        return f"{BY['published']}: nothing is certainly more even on parts of the fitted samples ({tried})"
     one = ours[choice.chosen]
-    figures = f"{one.balance:.4f} against {one.published:.4f} of EPLB as published, surely {one.low:.4f} less at least"
+    figures = f"{one.balance:.4f} against {one.published:.4f} of EPLB as published, certainly {one.low:.4f} less"
     return f"{BY[choice.chosen]}: on parts of the fitted samples balance is {figures}"
 
 

@@ -214,10 +214,10 @@ def _check_choice(options: PlacementOptions, certificate: Certificate) -> By | N
     for one in choice.candidates:
         if one.low > one.published - one.balance + ROUNDING:
             raise CertificationError(
-                f"{one.by} gains {one.published - one.balance:.4g}, surely {one.low:.4g}: above it"
+                f"{one.by} gains {one.published - one.balance:.4g}, at least {one.low:.4g} for certain: above it"
             )
     certificate.checked("choice by the figures of candidates")
-    certificate.unchecked.append("figures of candidates on parts of the fitted units")
+    certificate.unchecked.append("figures of candidates on parts of the fitted samples")
     return choice.chosen
 
 
@@ -247,7 +247,7 @@ def _check_redundancy(
         held = None if each is None else one.slots * plan.model.num_layers * each
         certificate.agree("redundant experts", one.redundant, one.slots * len(widths) - plan.model.num_experts)
         certificate.agree("bytes of experts on a device", one.memory_bytes, held)
-    certificate.unchecked.append("what numbers of redundant experts give on a part of the fitted units")
+    certificate.unchecked.append("what numbers of redundant experts give on a part of the fitted samples")
 
 
 STRATEGY = Eplb()

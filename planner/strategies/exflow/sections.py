@@ -70,15 +70,19 @@ def _even_kv(plan: Plan, ours: Contender, base: Contender) -> str:
     """
     kv_size, hidden = plan.model.attention.kv_size, plan.model.hidden_size
     even = (value(base, COPIES) - value(ours, COPIES)) / (plan.cluster.num_devices - 1)
-    limit = f"while kv/d is below {even:.2f}" if even > 0 else "never: there are no fewer copies"
+    limit = (
+        f"while K and V of a token are below {even:.2f} of its hidden vector"
+        if even > 0
+        else "never: there are no fewer copies"
+    )
     if kv_size and hidden:
-        known = f"(K and V over the hidden vector) is {kv_size / hidden:.2f}"
+        known = f"they are {kv_size / hidden:.2f}"
     else:
         known = (
-            "is not in the trace (2 for MHA, 0.5 for Mixtral's GQA, 0.08 for DeepSeek's MLA): import it with"
+            "they are not in the trace (2 for MHA, 0.5 for Mixtral's GQA, 0.08 for DeepSeek's MLA): import it with"
             " --hidden-size and --kv-size"
         )
-    return f"coherence moves fewer bytes {limit}; this model's kv/d {known}"
+    return f"coherence moves fewer bytes {limit}; in this model {known}"
 
 
 def _replanned(cost: Replanned) -> str:

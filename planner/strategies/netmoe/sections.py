@@ -65,7 +65,7 @@ def _dealt(plan: Plan, part: Part, options: SamplePolicyOptions) -> Iterator[str
     home, dealt = _home(plan, part), find(part, "dealt/standard")
     yield (
         "dealing samples by length alone, once per step in a data loader, takes"
-        f" {percent(_less(dealt, home, verdict.metric), 1)} less than {home.name}, {home.dispatch_model}"
+        f" {_words(_less(dealt, home, verdict.metric), 'less')} than {_named(plan, home)}"
     )
     dealt_s = value(dealt, verdict.metric)
     if over.low is not None and over.low <= verdict.at_least * dealt_s:
@@ -76,6 +76,15 @@ def _dealt(plan: Plan, part: Part, options: SamplePolicyOptions) -> Iterator[str
 def _home(plan: Plan, part: Part) -> Contender:
     """The same experts and chunks with samples that stay: what runs today, or the base of the plan."""
     return part.contenders[1] if plan.decisions.names == ("sample_policy",) else find(part, "base/standard")
+
+
+def _named(plan: Plan, home: Contender) -> str:
+    return "today" if plan.decisions.names == ("sample_policy",) else f"{home.name}, {home.dispatch_model}"
+
+
+def _words(less: float, word: str) -> str:
+    """A share with the word for less of it, or "more" where it is negative."""
+    return f"{percent(abs(less), 1)} {word if less >= 0 else 'more'}"
 
 
 def _less(ours: Contender, base: Contender, metric: str) -> float:
@@ -91,7 +100,7 @@ def _saved(plan: Plan, part: Part, *, pairs: bool) -> Iterator[str]:
     saved = {contender.label: _less(contender, base, metric) for contender in part.contenders}
     blind = f"{percent(saved[BLIND], 1)} without predicting the next layer, " if BLIND in saved else ""
     yield (
-        f"{percent(saved[PLAN], 1)} fewer {SAVED[metric]} than {base.name}, {base.dispatch_model}:"
+        f"{_words(saved[PLAN], 'fewer')} {SAVED[metric]} than {_named(plan, base)}:"
         f" {blind}at most {percent(saved['oracle/migrating'], 1)} if it were known"
     )
     if metric != NODE_COPIES and several and not pairs:

@@ -36,7 +36,10 @@ def pipeline_options(plan: Plan) -> PipelineOptions:
 
 def degree_choices(options: PipelineOptions) -> str:
     """Limits of the choice of degrees, and the channels assumed, in words."""
-    words = [f"up to {options.max_degree}", "full duplex" if options.full_duplex else "half duplex"]
+    words = [
+        f"up to {options.max_degree}",
+        "dispatch and combine together" if options.full_duplex else "dispatch and combine in turn",
+    ]
     if options.joint:
         words.append("one for both passes" if options.backward else "--joint without effect: no backward pass")
     return ", ".join(words)

@@ -149,7 +149,7 @@ def test_an_engine_s_files_that_cannot_be_made_leave_nothing(refuse: Any, home: 
     refuse(*apply, "--hf-config", "mixtral.json", cwd=home, code=2, words="Mixtral has no expert-location hook")
     (home / "gpt_oss.json").write_text(json.dumps(CONFIG | {"model_type": "gpt_oss"}))
     vllm = ("apply", "plan.json", "--engine", "vllm", "-o", "out", "--force", "--hf-config", "gpt_oss.json")
-    refuse(*vllm, cwd=home, code=2, words="gpt-oss has no EPLB in vLLM")
+    refuse(*vllm, cwd=home, code=2, words="gpt-oss has no EPLB in vllm")
 
 
 @pytest.mark.parametrize(
