@@ -164,11 +164,11 @@ def test_it_pays_from_a_size_on_only_where_the_gain_is_sure() -> None:
         return " ".join(by_size(verdict, judging))
 
     rising = sized(64, 0.0, -0.2), sized(256, 0.3, 0.2)
-    assert words(*rising) == "by tokens per step: 0 % at 64, -30.0 % at 256; it pays from about 130 on"
+    assert words(*rising) == "by tokens per step: 0 % at 64, -30.0 % at 256; certain from about 130 tokens per step on"
     assert words(*rising[::-1]).endswith("it pays up to about 130")
     assert words(sized(64, 0.02, -0.2), sized(256, 0.3, -0.1)).endswith("-30.0 % at 256")  # never sure
     assert words(*rising, at_least=0.25).endswith("-30.0 % at 256")
     assert words(sized(64, 0.3, None), sized(1024, 0.3, 0.2)).endswith(
-        "at 1,024 (scaled up); it pays from about 650 on"
+        "at 1,024 (scaled up); certain from about 650 tokens per step on"
     )
     assert words(sized(64, 0.3, 0.2)) == ""

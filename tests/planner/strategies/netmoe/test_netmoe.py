@@ -158,7 +158,7 @@ def test_a_gain_that_must_reach_a_share_is_told_as_one(plan: Any, gain: Any, wor
     forged = edited(forged, "verdict.share", dict(zip(("value", "low", "high"), gain, strict=True)))
     screen = said(edited(forged, "verdict.value", "benefit" if gain[1] > 0.02 else "none"))
     assert words in screen
-    assert ("; moving samples pays where the gain is surely above 2 %" in screen) == (0 < gain[1] < 0.02)
+    assert ("; moving samples pays where the gain is certainly above 2 %" in screen) == (0 < gain[1] < 0.02)
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(1.25, "take 25.0 % longer"), (0.75, "take 25.0 % less time")])
