@@ -143,7 +143,10 @@ def test_a_flag_of_another_strategy_is_refused_by_one_sentence(name: str, field:
         if field not in dict(flags_of(row.params)):
             with pytest.raises(UsageError) as refused:
                 requested(*written(name, field, one)[0], by=other)
-            assert str(refused.value) == f"{option_of(field, one)} with --strategy {other}; it is a flag of {owners}"
+            told = str(refused.value)
+            assert told.startswith(f"{option_of(field, one)} with --strategy {other}; it is a flag of {owners}: ")
+            mend = "leave out --strategy" if "auto" in owners else f"give --strategy {owners.replace(' and ', ' or ')}"
+            assert told.endswith(f": {mend}")
 
 
 @pytest.mark.parametrize(("name", "field", "one"), FLAGS, ids=NAMED)
@@ -206,12 +209,16 @@ def test_every_example_of_the_help_is_a_request(example: str) -> None:
 @pytest.mark.usefixtures("anything_is_there")
 def test_what_compare_advises_for_a_plan_that_no_longer_pays_is_a_request() -> None:
     verdict = SimpleNamespace(value="none", gain=SimpleNamespace(low=-1.0))
-    plan = SimpleNamespace(strategies=("exflow",))
+    source = SimpleNamespace(sha256="a" * 64)
+    plan = SimpleNamespace(strategies=("exflow",), inputs=SimpleNamespace(trace=source))
     one = SimpleNamespace(path="plan.json", plan=plan, paid_when_solved=True, verdict=verdict)
     kind: Any = Comparison
-    advice = kind.advice.fget(SimpleNamespace(compared=[one], failing=["plan.json"], trace="new"))
+    comparison = SimpleNamespace(compared=[one], failing=["plan.json"], trace="new", trace_sha256="b" * 64)
+    advice = kind.advice.fget(comparison)
     request = asked_for(*advice.removeprefix("re-plan: moeplan solve ").split())
     assert (request.previous, request.trace) == (Path("plan.json"), "new")
+    comparison.trace_sha256 = source.sha256
+    assert kind.advice.fget(comparison) == "it was solved on this very trace: record more, or keep what runs today"
 
 
 def test_the_words_a_user_may_choose_from_are_those_the_planner_knows() -> None:

@@ -145,6 +145,11 @@ def test_the_shipped_example_is_written_once_and_can_be_planned_with(moeplan: An
     assert json.loads(told) == {"trace": "again", "num_tokens": 43_916, "model": "gpt-oss-20b"}
     refuse("trace", "example", "gpt-oss-20b", cwd=tmp_path, code=2, words="traces: already there and not empty")
     command = done.stdout.partition("next: moeplan ")[2].split()
+    profiled = moeplan(*command, cwd=tmp_path).stdout
+    again = moeplan(*command, cwd=tmp_path).stdout
+    assert "replaced" not in profiled
+    assert "replaced profile.json (tables and described, of 2x8)" in again
+    command = again.partition("next: moeplan ")[2].split()
     assert "plan.json" in moeplan(*command, "--time-limit", "2", cwd=tmp_path).stdout
 
 

@@ -195,7 +195,7 @@ def test_devices_may_be_unknown_and_a_model_not_placed_is_a_finding(sound: dict[
     for engine, kind in (("sglang", "mixtral"), ("sglang", "llama4_text"), ("vllm", "gpt_oss")):
         path = written(engine, sound[engine], tmp_path)
         (finding,) = validate(path, engine, expected(engine, model_type=kind))
-        assert "permute" in finding
+        assert "--checkpoint" in finding
         assert validate(path, engine, expected(engine, model_type="deepseek_v3")) == []
     short = written("vllm", changed(sound["vllm"], lambda value: value[2].pop() and None), tmp_path)
     assert validate(short, "vllm", asked) == ["layer 2: 11 slots; expected 12"]
