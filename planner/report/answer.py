@@ -12,7 +12,7 @@ from ..document import Section, Table, Text
 from ..evaluate.evaluate import MATTERS
 from ..evaluate.journey import TODAY
 from ..evaluate.metrics import ATTENTION, BALANCE, COMBINE, DISPATCH, EXPERTS, KV, METRICS
-from ..evaluate.price import STEP
+from ..evaluate.price import PASSES, STEP
 from ..evaluate.step_size import StepSize
 from ..figures import (
     TimeUnit,
@@ -306,7 +306,9 @@ def _trust(plan: Plan, part: Part) -> Iterator[str]:
     if "seconds" not in plan.options or plan.verdict is None:
         return
     options = SecondsOptions.of(plan)
-    if outside := [(METRICS[name].column, percent(share)) for name, share in options.extrapolated.items()]:
+    shares = options.extrapolated
+    kept = [name for name in shares if name not in PASSES or len(shares) == 1]  # passes are of the other parts
+    if outside := [(METRICS[name].column, percent(shares[name])) for name in kept]:
         listed = ", ".join(f"{name} in {share} of layers" for name, share in outside)
         yield f"outside the sizes measured, so that their seconds are extrapolated: {listed}"
     if options.other_dtype:
