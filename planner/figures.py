@@ -83,8 +83,11 @@ def change_text(*gains: float) -> str:
 
 
 def bytes_text(number: float) -> str:
-    """Bytes in MB or GB, three digits."""
-    return f"{number / 1e6:.3g} MB" if abs(number) < 999.5e6 else f"{number / 1e9:#.3g} GB"
+    """Bytes in MB, GB or TB, three digits."""
+    if abs(number) < 999.5e6:
+        return f"{number / 1e6:.3g} MB"
+    each, unit = (1e9, "GB") if abs(number) < 999.5e9 else (1e12, "TB")
+    return f"{f'{number / each:#.3g}'.rstrip('.')} {unit}"
 
 
 def megabytes(number: float) -> str:

@@ -300,6 +300,12 @@ class EvaluationOptions(Options):
             return {name: value for name, value in values.items() if name != "samples_per_step"}
         return values
 
+    @model_validator(mode="after")
+    def _of_one_size(self) -> Self:
+        if sum(getattr(self, name) is not None for name in FIELDS.values()) > 1:
+            raise ValueError("more than one size of a step")
+        return self
+
     @model_serializer(mode="wrap")
     def _kept(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = handler(self)

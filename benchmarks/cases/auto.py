@@ -32,6 +32,7 @@ from moeplan.profilers.presets import load_preset
 from moeplan.profilers.profile import save
 from moeplan.runtime.decisions import TRAINED
 from moeplan.runtime.plan import Plan
+from moeplan.traces.count_form import CountTrace
 from moeplan.traces.importers import import_trace
 
 from ..routing import GPT_OSS, OLMOE, SMARTMOE
@@ -129,6 +130,8 @@ def _combinations(search: Search, tried: Collection[tuple[str, ...]]) -> Iterato
     for chosen in itertools.product(*choices):
         parts = tuple(part for part in chosen if part is not None)
         base = known.get(parts[:-1])
+        if isinstance(search.task.source, CountTrace) and any(part.strategy.moves_samples for part in parts):
+            continue  # counts do not say which replica serves a token
         if not parts or (parts[1:] and (base is None or not parts[-1].strategy.stands_on(base.plan))):
             continue
         search.task.shared.clear()  # as a command of its own reads the trace

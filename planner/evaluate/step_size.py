@@ -14,10 +14,17 @@ USUAL: dict[Use, int] = {"decode": 64, "prefill": 4096, "training": 8192}  # tok
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """Amount that runs at once where steps were not recorded: samples, tokens of whole samples, or sequences."""
+    """Amount that runs at once where steps were not recorded: samples, tokens of whole samples, or sequences.
+
+    UsageError for a number out of range.
+    """
 
     unit: Unit
     number: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number < 2**31:
+            raise UsageError(f"{self.flag} {self.number}; expected at least 1 and below 2^31")
 
     @property
     def flag(self) -> str:
@@ -37,9 +44,6 @@ def size_of(
     sizes = [StepSize(unit, number) for unit, number in numbers if number is not None]
     if len(sizes) > 1:
         raise UsageError(f"{' and '.join(size.flag for size in sizes)} each say how large a step is; give one of them")
-    for size in sizes:
-        if not 1 <= size.number < 2**31:
-            raise UsageError(f"{size.flag} {size.number}; expected at least 1 and below 2^31")
     return sizes[0] if sizes else None
 
 

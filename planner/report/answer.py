@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ...errors import InputError
-from ...runtime.exports import Engine
+from ...runtime.exports import Engine, keeps_near
 from ...runtime.plan import Contender, Metric, Part, Plan, SizedGain, Verdict
 from ..document import Section, Table, Text
 from ..evaluate.evaluate import MATTERS
@@ -28,7 +28,6 @@ from ..figures import (
     worded,
 )
 from ..options import AutoOptions, EvaluationOptions, SecondsOptions
-from ..strategies.auto.search import NEAR
 from ..strategies.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -80,11 +79,10 @@ def doubt(plan: Plan) -> str:
 
 def carried(plan: Plan, engine: Engine) -> str:
     """The gain of what an engine carries out of a plan, beside that of the whole; empty where it carries out all."""
-    placement, share = plan.placement, None if plan.verdict is None else plan.verdict.share
+    share = None if plan.verdict is None else plan.verdict.share
     left = [name.replace("_", " ") for name in plan.decisions.names if name not in engine.carries]
-    near = placement is not None and placement.has_replicas and placement.replica_rule == "nearest"
     why = f"it does not carry out the plan's {' and '.join(left)}" if left else ""
-    if "placement" in engine.carries and near and engine.replica_rule not in NEAR:
+    if "placement" in engine.carries and not keeps_near(engine, plan):
         why = f"{why}{', and ' if why else ''}its tokens do not use the nearest replica"
     if not why or share is None:
         return ""

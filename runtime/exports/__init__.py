@@ -28,6 +28,7 @@ __all__ = [
     "Exported",
     "engine_named",
     "export",
+    "keeps_near",
     "prepared",
     "unserved",
     "validate",
@@ -54,6 +55,14 @@ def engine_named(name: str) -> Engine:
     if name not in ENGINES:
         raise UsageError(f"engine {name!r}; expected one of {', '.join(ENGINES)}")
     return ENGINES[name]
+
+
+def keeps_near(engine: Engine, plan: Plan) -> bool:
+    """Check whether an engine's tokens use the replica on their own node where the plan says so."""
+    placement = plan.placement
+    if placement is None or not placement.has_replicas or placement.replica_rule != "nearest":
+        return True
+    return engine.replica_rule in ("nearest", "static")
 
 
 def export(

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
-from ..arrays import Floats, checked_counts
+from ..arrays import Floats, Ints, checked_counts
 from ..outcome import ROUNDING, Objective, Outcome, PlacementResult
 from ..placement import Groups, Placement, ReplicaRule, spread
 from .layers import Layers, compile_refinement, whole_layers
@@ -93,18 +93,9 @@ def solve(
     _check(method, groups, num_groups, loads_BLE, quantile)
     slots_D = live_slots(loads_BLE.shape[-1], cluster.num_devices, slots, dead)
     if replica_rule is ReplicaRule.NEAREST:
-        if dead or pins or groups == "whole" or len({*slots_D.tolist()}) > 1:
-            raise UsageError(
-                "replica rule nearest with dead devices, pins, whole groups or unequal slots; expected all nodes alike"
-            )
-        if (held := slots_D[0] * cluster.devices_per_node) < loads_BLE.shape[-1]:
-            raise UsageError(
-                f"replica rule nearest: {held} slots per node for {loads_BLE.shape[-1]} experts; expected at least"
-                f" {-(-loads_BLE.shape[-1] // cluster.devices_per_node)} per device (--slots)"
-            )
-        node, slots = Cluster(1, cluster.devices_per_node), int(slots_D[0])
-        one = solve(loads, node, slots=slots, method=method, quantile=quantile)
-        return dataclasses.replace(one, placement=_on_every_node(one.placement, cluster.num_nodes))
+        if dead or pins or groups == "whole":
+            raise UsageError("replica rule nearest with dead devices, pins or whole groups; expected all nodes alike")
+        return _on_every_node(loads, cluster, slots_D, method, quantile)
     pinned_DE = pinned(pins, loads_BLE.shape[-1], slots_D)
     if groups == "whole":
         layers, size = whole_layers(loads_BLE, slots_D, pinned_DE, num_groups, quantile)
@@ -120,9 +111,23 @@ def solve(
     return PlacementResult(spread(placement, size), dataclasses.replace(outcome, compiled_s=compiled_s), repaired)
 
 
-def _on_every_node(placement: Placement, num_nodes: int) -> Placement:
-    table_LP, slots_D = np.tile(placement.physical_to_logical, num_nodes), np.tile(placement.slots, num_nodes)
-    return Placement(table_LP, slots_D, placement.num_experts, ReplicaRule.NEAREST)
+def _on_every_node(
+    loads: ArrayLike, cluster: Cluster, slots: Ints, method: Method, quantile: float | None
+) -> PlacementResult:
+    """The placement of one node with all experts in its slots, of `[D]`, on every node."""
+    num_nodes, group, num_experts = cluster.num_nodes, cluster.devices_per_node, np.shape(loads)[-1]
+    if len({*slots.tolist()}) > 1:
+        raise UsageError(f"replica rule nearest: {slots.sum()} slots on {len(slots)} devices; expected as many on each")
+    if (held := slots[0] * group) < num_experts:
+        raise UsageError(
+            f"replica rule nearest: {held} slots per node for {num_experts} experts; expected at least"
+            f" {-(-num_experts // group)} per device (--slots)"
+        )
+    one = solve(loads, Cluster(1, group), slots=int(slots[0]), method=method, quantile=quantile)
+    alone = one.placement
+    table_LP = np.tile(alone.physical_to_logical, num_nodes)
+    everywhere = Placement(table_LP, np.tile(alone.slots, num_nodes), num_experts, ReplicaRule.NEAREST)
+    return dataclasses.replace(one, placement=everywhere)
 
 
 def _outcome(layers: Layers, placement: Placement, bound: float, started: float) -> Outcome:

@@ -82,6 +82,12 @@ def test_a_plan_says_what_runs_and_how_large_its_steps_are(
     assert told == ([f"that it was planned for {use} (--for)"] if "purpose" in asked else [])
 
 
+@pytest.mark.parametrize("number", [0, -1, 2**31])
+def test_a_size_out_of_range_is_refused_wherever_it_comes_from(number: int) -> None:
+    with pytest.raises(UsageError, match=r"--tokens-per-step .* expected at least 1 and below 2"):
+        StepSize("tokens", number)
+
+
 def test_a_part_of_less_than_a_step_says_that_it_is_scaled_up(make_trace: Any) -> None:
     scaled, whole = (planned(make_trace(samples=40), "eplb", samples_per_step=number) for number in (100, 5))
     assert "a step is scaled up from the" in said(scaled)

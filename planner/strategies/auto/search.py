@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ....errors import InputError, MoeplanError, UsageError
 from ....runtime.decisions import TRAINED, DispatchModel
-from ....runtime.exports import ENGINES, unserved
+from ....runtime.exports import ENGINES, keeps_near, unserved
 from ....runtime.plan import Metric, Plan
 from ....solvers.outcome import Status
 from ...evaluate.evaluate import MATTERS, evaluate
@@ -35,7 +35,6 @@ BEAM = 2  # candidates that others are put on top of
 TRIAL_S = 1.0  # of a strategy that searches as long as it may, in a candidate and after Ctrl-C
 SHARE = 0.25  # of the time limit, at most, for such a search
 LEAST_S = 0.05  # for one where no time is left
-NEAR = ("nearest", "static")  # rules under which tokens use a replica on their own node where there is one
 LAST = 4.0  # times as long as a candidate took: to decide it by all fitted units, and to judge it beside its rivals
 
 
@@ -208,8 +207,8 @@ class Search:
             return
         if (engine := self.params.engine) and engine not in engines_of(candidate.decided.plan):
             self.refused[parts] = f"{engine} does not carry it out"
-            return
-        self.tried[parts] = self.tried.setdefault(candidate.parts, candidate)
+        else:
+            self.tried[parts] = self.tried.setdefault(candidate.parts, candidate)
         if any(one.status is Status.INTERRUPTED for one in candidate.decided.plan.outcome.values()):
             raise KeyboardInterrupt  # a search that kept its best
 
@@ -309,9 +308,7 @@ def engines_of(plan: Plan) -> tuple[str, ...]:
     """Engines whose files carry all decisions of a plan for its model, and keep tokens near where the plan does."""
     if plan.dispatch_model != "standard":
         return ()
-    near = plan.placement is not None and plan.placement.has_replicas and plan.placement.replica_rule == "nearest"
-    named = ((name, one) for name, one in ENGINES.items() if not near or one.replica_rule in NEAR)
-    able = (name for name, engine in named if {*plan.decisions.names} <= engine.carries)
+    able = (name for name, one in ENGINES.items() if {*plan.decisions.names} <= one.carries and keeps_near(one, plan))
     return tuple(name for name in able if not unserved(ENGINES[name], plan.model))
 
 

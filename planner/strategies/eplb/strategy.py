@@ -54,16 +54,17 @@ class Eplb(PlacementStrategy):
 
     def variants(self, task: Task) -> Sequence[Params]:
         """One slot per expert, and as many replicas as serve; on several nodes with every expert on each, too."""
-        near, cluster = EplbParams(redundant="auto", replica_rule="nearest"), task.request.cluster
-        fits = task.model.num_experts <= (_fewest(task, EplbParams()) + MOST_EXTRA) * cluster.devices_per_node
-        several = cluster.num_nodes > 1 and fits and not isinstance(task.source, CountTrace)
-        return EplbParams(), EplbParams(redundant="auto"), *([near] if several else [])
+        even, near = (EplbParams(redundant="auto", replica_rule=rule) for rule in ("even", "nearest"))
+        fits = _fewest(task, near) <= _fewest(task, even) + MOST_EXTRA and not isinstance(task.source, CountTrace)
+        return EplbParams(), even, *([near] if fits and task.request.cluster.num_nodes > 1 else [])
 
     def titled(self, params: Params) -> str:
         """The strategy by name, with its replicas: "32 nearest" where every node holds every expert."""
         asked = EplbParams.of(params)
-        title = super().titled(replace(asked, replica_rule="even"))
-        return title.replace("replicas", "nearest") if asked.replica_rule == "nearest" else title
+        if asked.replica_rule == "even":
+            return super().titled(asked)
+        replicas = f", {asked.redundant}" if asked.redundant else ""
+        return f"{super().titled(replace(asked, replica_rule='even', redundant=0))}{replicas} nearest"
 
     def settled(self, params: Params, plan: Plan) -> Params:
         """The number of replicas that was chosen."""
@@ -71,16 +72,14 @@ class Eplb(PlacementStrategy):
         return params if weighed is None else replace(EplbParams.of(params), redundant=weighed.chosen.redundant)
 
     def weighed(self, task: Task) -> tuple[Redundancy, Way]:
-        """Placements with up to 4 extra slots per device, made on a part of the fitted units, judged by the others.
+        """Placements with up to 4 slots per device beyond the fewest, judged on a part of the fitted units.
 
-        On and by the same where one unit was fitted. With the way in which the chosen number is placed.
+        The other parts place them; where one unit was fitted, it does both. With the way of the chosen number.
         UsageError where no token of the part that judges is routed.
         """
-        params, group = EplbParams.of(task.params), task.request.cluster.devices_per_node
-        fewest = _fewest(task, params)
-        most = min(fewest + MOST_EXTRA, task.model.num_experts)
-        if params.replica_rule == "nearest":
-            fewest, most = (max(one, -(-task.model.num_experts // group)) for one in (fewest, most))
+        params = EplbParams.of(task.params)
+        fewest, usual = _fewest(task, params), _fewest(task, replace(params, replica_rule="even"))
+        most = max(fewest, min(usual + MOST_EXTRA, task.model.num_experts))
         contenders, ways = list[Contender](), dict[int, Way]()
         for slots in range(fewest, most + 1):
             task.say(f"weighing {slots} slots per device, of {fewest} to {most}")
@@ -113,11 +112,13 @@ class Eplb(PlacementStrategy):
     def solve(self, task: Task) -> Solution:
         """Place the fitted units' experts, with the replicas asked for, or the number that serves best."""
         counts, redundancy = task.counts, None
-        if EplbParams.of(task.params).redundant == "auto":
+        params = EplbParams.of(task.params)
+        if params.redundant == "auto":
             redundancy, (by, choice) = self.weighed(task)
             slots_D = _slots_of(redundancy.chosen.slots, task)
         else:
-            slots_D = task.slots
+            given = params.slots is not None or params.redundant or params.replica_rule == "even"
+            slots_D = task.slots if given else _slots_of(_fewest(task, params), task)
             by, choice = _way(task, slots_D)
         task.say(f"solving {self.name}")
         mixture = tuple(
@@ -179,8 +180,10 @@ def _slots_of(slots: int, task: Task) -> Ints:
 
 
 def _fewest(task: Task, params: EplbParams) -> int:
-    """Fewest slots per device that give every expert, and every pin, a place."""
-    pins, num_experts = {*params.pins}, task.model.num_experts
+    """Fewest slots per device that give every expert (nearest: on every node) and every pin a place."""
+    num_experts, pins = task.model.num_experts, {*params.pins}
+    if params.replica_rule == "nearest":
+        return -(-num_experts // task.request.cluster.devices_per_node)
     on_device = Counter(device for _, device in pins)
     replicas = num_experts - len({expert for expert, _ in pins}) + len(pins)
     return min(max(-(-replicas // len(task.alive)), *on_device.values(), 1), num_experts)

@@ -223,6 +223,8 @@ def test_engines_are_given_placements_in_equal_slots_under_standard_dispatch(
     assert isinstance(plan.decisions.placement.slots_per_device, int)
     assert all(engine in one.engines for one in auto_of(plan).tried)
     assert auto_of(plan).refused["pipemoe"] == f"{engine} does not carry it out"
+    near = any("nearest" in part for one in auto_of(plan).tried for part in one.parts)
+    assert near == (engine in ("sglang", "vllm-ascend"))  # whose tokens use a replica on their own node
     told = screen(solve_report, plan, Path("plan.json"))
     assert f"next: moeplan apply plan.json --engine {engine} -o {engine}" in told
 

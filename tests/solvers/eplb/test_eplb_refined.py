@@ -332,7 +332,7 @@ def test_nearest_puts_every_expert_on_every_node_as_even_as_a_node_alone(method:
         ({"slots": 3}, "6 slots per node for 8 experts; expected at least 4 per device"),
         ({"slots": 5, "dead": [1]}, "nearest with dead devices"),
         ({"slots": 5, "pins": [(0, 1)]}, "nearest with dead devices, pins"),
-        ({"slots": [5, 5, 4, 4]}, "unequal slots"),
+        ({"slots": [5, 5, 4, 4]}, "18 slots on 4 devices; expected as many on each"),
     ],
 )
 def test_nearest_refuses_nodes_that_cannot_hold_all_alike(changes: dict[str, Any], message: str) -> None:

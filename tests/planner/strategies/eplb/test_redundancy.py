@@ -139,6 +139,8 @@ def test_nearest_weighs_only_what_holds_every_expert_on_every_node_and_no_token_
     assert figures["plan/standard"]["node_copies"] == 0 < figures["contiguous/standard"]["node_copies"]
     assert figures["plan/standard"]["balance"] < figures["contiguous/standard"]["balance"]
     certify(plan, trace.path)
+    fewest = planned(trace, "eplb", "2x2", replica_rule="nearest")
+    assert fewest.placement.slots.tolist() == [4] * 4
     with pytest.raises(UsageError, match="nearest on 1x4, a single node"):
         planned(trace, "eplb", "1x4", redundant="auto", replica_rule="nearest")
     with pytest.raises(UsageError, match="--replica-rule nearest with --dead"):
