@@ -304,10 +304,10 @@ def _trust(plan: Plan, part: Part) -> Iterator[str]:
     if "seconds" not in plan.options or plan.verdict is None:
         return
     options = SecondsOptions.of(plan)
-    shares = options.extrapolated
-    kept = [name for name in shares if name not in PASSES or len(shares) == 1]  # passes are of the other parts
-    if outside := [(METRICS[name].column, percent(shares[name])) for name in kept]:
-        listed = ", ".join(f"{name} in {share} of layers" for name, share in outside)
+    found, shares = options.extrapolated, dict[str, list[str]]()
+    for name in (name for name in found if name not in PASSES or len(found) == 1):  # passes are of the other parts
+        shares.setdefault(percent(found[name]), []).append(METRICS[name].column)
+    if listed := "; ".join(f"{', '.join(names)} in {share} of layers" for share, names in shares.items()):
         yield f"outside the sizes measured, so that their seconds are extrapolated: {listed}"
     if options.other_dtype:
         yield f"{' and '.join(options.other_dtype)} as measured in another dtype than the model's"
@@ -319,6 +319,8 @@ def _trust(plan: Plan, part: Part) -> Iterator[str]:
     models = {one.dispatch_model for one in judged}
     if "attention" in options.missing and len(models) > 1 and plan.verdict.metric == STEP:
         yield "attention is not timed, and takes another time where tokens do not return home"
+    if plan.inputs.profile is None:  # `_untimed` says how to have one
+        return
     alike = dict[str, list[str]]()
     for name, reason in options.missing.items():
         alike.setdefault(reason, []).append(name)
