@@ -73,7 +73,10 @@ def profile(
     described = cluster is not None and not curves
     sources = {"--preset": preset, "--cluster": described, "--from-tables": from_tables, "--merge": merge}
     sources |= {"--resume": resume}
+    grids = {"--quick": quick, "--full": full, "--ranks": ranks is not None, "--device": device != "auto"}
     _refuse_contradictions([name for name, given in sources.items() if given], profiles or (), output, plot)
+    for name in (name for name, given in grids.items() if given and (merge or described or curves)):
+        raise UsageError(f"{name} says how to measure this machine, and nothing is measured here; leave it out")
     for target in (output, plot):
         if target is not None:
             check_target(target)

@@ -6,6 +6,7 @@ Legend: B a rank's samples; I samples; S positions; V vocabulary; L MoE layers; 
 R repeats.
 """
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -177,8 +178,11 @@ def run_demo(folder: Path, *, on_progress: Callable[[str], None] = lambda _: Non
 def compile_solvers() -> None:
     """Compile the solvers' inner loops, a process for each half of them; nothing is compiled twice on a machine."""
     command = [sys.executable, "-m", "moeplan.solvers.precompile"]
+    # Ctrl-C reaches the whole process group; the children inherit this mask and leave the answer to the parent.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     processes = [subprocess.Popen([*command, group]) for group in GROUPS]
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for process in processes:
             process.wait()
     finally:

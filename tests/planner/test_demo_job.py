@@ -1,6 +1,8 @@
 """The demo on real processes, and what it must show."""
 
 import json
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from moeplan.profilers.measurement import Measurement
 from moeplan.profilers.profile import load
 from moeplan.runtime.plan import Metric
 from moeplan.runtime.plan import load as load_plan
+from moeplan.solvers.precompile import GROUPS
 from tests.builders import environment, known
 
 
@@ -27,6 +30,21 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(job, "ROUNDS", 2)  # seconds are none of what is tested
         return run_demo(tmp_path_factory.mktemp("demo") / "out")
+
+
+def test_ctrl_c_is_not_answered_by_the_processes_that_compile(tmp_path: Path, monkeypatch: Any) -> None:
+    """Each would print a traceback of its own; they are killed as the demo ends."""
+    compiler, before = tmp_path / "python", signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    blocked = "signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())"
+    compiler.write_text(
+        f"#!{sys.executable} -I\nimport pathlib, signal, sys\n"
+        f"pathlib.Path({str(tmp_path)!r}, sys.argv[-1] + '.txt').write_text(str({blocked}))\n"
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(compiler))
+    job.compile_solvers()
+    assert {path.stem: path.read_text() for path in tmp_path.glob("*.txt")} == dict.fromkeys(GROUPS, "True")
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
 def test_ctrl_c_ends_it(tmp_path: Path, monkeypatch: Any) -> None:

@@ -11,7 +11,7 @@ from moeplan.planner.evaluate.evaluate import evaluate, verdict
 from moeplan.planner.evaluate.journey import Contender, Journey, today
 from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.step_size import StepSize, use_of, usual_size
-from moeplan.planner.evaluate.steps import FEW, Blocks, filled, filled_blocks
+from moeplan.planner.evaluate.steps import FEW, Blocks, Lanes, filled, filled_blocks
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Metric
 from moeplan.solvers.placement import Placement
@@ -101,6 +101,16 @@ def test_the_steps_of_a_draw_take_the_same_lanes_at_different_iterations(tmp_pat
         assert len(set.union(*iterations)) == blocks.each
         lanes = np.stack([step.sum(axis=0) for step in draw])
         np.testing.assert_allclose(lanes, np.tile(lanes[0], (blocks.each, 1)))
+
+
+def test_lanes_are_at_home_on_the_devices_in_turn_and_a_step_has_a_token_of_each_sequence() -> None:
+    lanes = Lanes.of(np.array([0, 0]), np.array([8, 8]), concurrency=4, devices=2)
+    block, home = lanes.place(np.repeat([0, 1], 8), np.tile(np.arange(8), 2))
+    np.testing.assert_array_equal(home, np.repeat([0, 1, 0, 1], 4))
+    assert sorted(block) == [*range(16)]
+    for density in (1.0, 0.5):  # of positions that hold a token
+        assert lanes.blocks(4, density).tokens_per_step == 4
+        assert lanes.blocks(6, density).tokens_per_step == 6
 
 
 def test_too_few_blocks_are_not_drawn_from() -> None:
