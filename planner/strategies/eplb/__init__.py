@@ -31,7 +31,7 @@ class EplbParams(PlacementParams):
     mixes: ClassVar[bool] = True
     weighs: ClassVar[bool] = True
     methods: ClassVar[Mapping[str, str]] = {
-        "auto": "Published or refined, by a trial on samples",
+        "auto": "Published or refined, by a trial",
         "refined": "Published, then swaps off the busiest device",
         "published": "DeepSeek's EPLB",
     }
