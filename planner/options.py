@@ -246,8 +246,8 @@ class Tried(Record):
     parts: tuple[str, ...] = Field(min_length=1)  #: Its parts by name, in the order they were decided
     decisions: tuple[str, ...]  #: What it decides
     dispatch_model: DispatchModel
-    #: inner, shown: its gain over today, a share, on the fitted units that did not decide it, and whether that has an
-    #: interval
+    #: inner, shown: lower end of its gain over today, a share, on the fitted units that did not decide it, and whether
+    #: there is one; else the gain
     inner: float
     shown: bool
     share: Metric  #: The same on the part that judges

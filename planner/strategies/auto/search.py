@@ -71,10 +71,15 @@ class Candidate:
         return self.share.low is not None
 
     @property
+    def sure(self) -> float:
+        """Lower end of the gain; the gain itself where it has no interval."""
+        return self.share.value if self.share.low is None else self.share.low
+
+    @property
     def needs(self) -> tuple[float, ...]:
         """What it asks for, the least first: parts to carry out, and slots."""
         placement = self.decided.plan.placement
-        return (len(self.parts), 0 if placement is None else placement.num_slots, -self.share.value)
+        return (len(self.parts), 0 if placement is None else placement.num_slots, -self.sure)
 
 
 @dataclass(eq=False)
@@ -156,9 +161,9 @@ class Search:
         return max(min(SHARE * limit_s, limit_s - self.elapsed_s), LEAST_S)
 
     def ranked(self) -> list[Candidate]:
-        """The candidates: the one that needs least of those within 1 % of the best, then by what they gain."""
-        rows = sorted({*self.tried.values()}, key=lambda one: (not one.shown, -one.share.value, named(one.parts)))
-        near = [one for one in rows if one.shown == rows[0].shown and rows[0].share.value - one.share.value < MATTERS]
+        """The candidates: the one that needs least of those within 1 % of the best, then by the gain that is sure."""
+        rows = sorted({*self.tried.values()}, key=lambda one: (not one.shown, -one.sure, named(one.parts)))
+        near = [one for one in rows if one.shown == rows[0].shown and rows[0].sure - one.sure < MATTERS]
         best = min(near, key=lambda one: one.needs)
         return [best, *(one for one in rows if one is not best)]
 
@@ -296,7 +301,7 @@ def tried(candidate: Candidate, plan: Plan, share: Metric, metrics: dict[str, fl
         decisions=plan.decisions.names,
         dispatch_model=plan.dispatch_model,
         engines=engines_of(plan),
-        inner=candidate.share.value,
+        inner=candidate.sure,
         shown=candidate.shown,
         share=share,
         metrics=metrics,

@@ -89,7 +89,7 @@ def names(plan: Any) -> set[tuple[str, ...]]:
 
 
 def walked(trace: Trace, **asked: Any) -> dict[tuple[str, ...], float]:
-    """The gain on the inner split of every sequence of strategies that may stand on one another: nothing is skipped.
+    """The sure gain on the inner split of every sequence of strategies that may stand together: nothing is skipped.
 
     Gains without an interval, of samples in a single step, are left out.
     """
@@ -119,7 +119,7 @@ def walked(trace: Trace, **asked: Any) -> dict[tuple[str, ...], float]:
         ours, today = evaluate(scene, plan_and_today(task, decided.plan, decided.sidecars)).judged.values()
         share = known(ours.share("step_s", today))
         if share.low is not None:
-            gains[tuple(f"{one.name}/{model}/{params}" for one, model, params in sequence)] = share.value
+            gains[tuple(f"{one.name}/{model}/{params}" for one, model, params in sequence)] = share.low
     return gains
 
 
