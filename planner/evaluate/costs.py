@@ -216,7 +216,7 @@ def _series(
 
 
 def _half_trip(series: Series, places: int, moves: int = 0) -> Curve2:
-    """Half of a dispatch and a combine whose busiest rank sends as much, and keeps as large a part k of what it handles.
+    """Half of a dispatch and a combine whose busiest rank sends as much, and keeps as large a part k of all it handles.
 
     Of the P - 1 other ranks P - P / N are on other nodes: so much of a port's bytes crosses between nodes.
 
