@@ -358,7 +358,7 @@ def copied(copy_s: float) -> Curve2:
 
 @pytest.mark.parametrize("copy_s", [0.0, 3e-10, 1e-9])
 def test_an_exchange_takes_what_is_sent_and_what_is_copied_however_much_ranks_keep(copy_s: float) -> None:
-    """Measured are 25 and 62 % kept; even copies keep 25 %, fewer are taken for those."""
+    """Measured are 25 and 62 % kept, between which the fit errs; fewer than 25 % are taken for that."""
     curve = copied(copy_s)
     least_s = 5e-6 + 1024 * (0.38 * 1e-9 + 0.62 * copy_s)  # the smallest call measured
 
@@ -368,7 +368,7 @@ def test_an_exchange_takes_what_is_sent_and_what_is_copied_however_much_ranks_ke
         assert less.seconds[0] <= more.seconds[0] * (1 + 1e-9)
         for part, half in zip(sent, (less, more), strict=True):
             own = max(1 - part, part / 3) * handled
-            assert half.seconds[0] == pytest.approx(max(5e-6 + 1e-9 * part * handled + copy_s * own, least_s), rel=0.1)
+            assert half.seconds[0] == pytest.approx(max(5e-6 + 1e-9 * part * handled + copy_s * own, least_s), rel=0.15)
             assert half.low[0] <= half.seconds[0] <= half.high[0]
             assert half.extrapolated[0] or part > 0.37
 
