@@ -39,19 +39,25 @@ def exchange_seconds(
         Of the all-to-all over bytes through the busiest port, and bytes of the busiest device, kept ones included; one
         a link class.
     kept
-        Hidden vectors that each device sends itself, as wide as `copies`.
+        Hidden vectors that each device sends itself, `[B, L, 1, 1, D]`; of the busiest device of each class alone, as
+        chunks have it, `[B, L, C or 1, 1, 1]` beside copies `[B, L, C, 1, 1]`.
 
     Notes
     -----
     The classes work side by side, and the busiest port of each decides. The three dispatch models differ only in where
     a combine's copies go (`ports.combined_at`): to the old home, to the first expert's device, or to the next home.
 
-        t = max_c t_c,        t_c = curve_c(b max_{d, direction} n_cd, b max_{d, direction} (n_cd + kept_d))     (2)
+        t = max_c t_c,        t_c = curve_c(b max_{d, direction} n_cd, b max_{d, direction} (n_cd + k_cd))       (2)
 
-    with n the copies and b the bytes of each.
+    with n the copies and b the bytes of each. What a device sends itself counts once: k_cd is that of device d for the
+    first class, which joins the devices of a node where it has several, 0 for another. A class without n and k takes no
+    time.
     """
-    ports_BLC, most_BLC = (copy_bytes * one.max(axis=(3, 4)).astype(np.float64) for one in (copies, copies + kept))
-    return [curve(ports_BLC[..., c], most_BLC[..., c]) for c, curve in enumerate(curves)]
+    own_C11 = np.arange(copies.shape[2])[:, None, None] == 0
+    counts = copies, copies + kept * own_C11
+    ports_BLC, most_BLC = (copy_bytes * one.max(axis=(3, 4)).astype(np.float64) for one in counts)
+    found = [curve(ports_BLC[..., c], most_BLC[..., c]) for c, curve in enumerate(curves)]
+    return [_only_where(most_BLC[..., c] > 0, seconds) for c, seconds in enumerate(found)]
 
 
 def expert_seconds(pairs: Ints, slots: Ints, curve: Curve2) -> Prediction:

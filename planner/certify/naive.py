@@ -276,7 +276,7 @@ class _Sheet:
             number, step, end = away_RD[row, device], step_R[row], end_R[row]
             leaves, reaches = ((end, device), (device, end))[phase]
             if self.tally.ports is not None:
-                ports = (self.tally.ports.dispatch, self.tally.ports.combine)[phase][:, layer]
+                ports = (self.tally.ports.dispatch, self.tally.ports.combined)[phase][:, layer]
                 kind = (far_RD[row, device] > 0) * (ports.shape[1] - 1)  # the only class of links, or one of two
                 np.add.at(ports[:, :, 0], (step, kind, leaves), number)
                 np.add.at(ports[:, :, 1], (step, kind, reaches), number)

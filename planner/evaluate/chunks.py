@@ -153,10 +153,10 @@ class Pipeline:
     tally: Tally
     scene: Scene
     passes: Passes
+    dispatch_model: DispatchModel
     #: Every expert has a buffer of that many times the mean rows from each device, all of it sent and computed whether
     #: used or not (`capacity`); None: what is routed is sent
     capacity_factor: float | None = None
-    dispatch_model: DispatchModel = "standard"
 
     def priced(self, cuts: Cuts, *, combines: bool = True) -> tuple[dict[str, Prediction], Floats]:
         """The seconds of stages and passes by metric `[B, L]`, and of all passes under every pair of levels `[Q Q, B]`.
@@ -220,8 +220,8 @@ class Pipeline:
         assert ports is not None
         if self.capacity_factor is None:
             rows = list[Rows]()
-            for copies, way in ((ports.dispatch, 0), (ports.combine, -1)):
-                most = (copies + ports.kept[:, :, None, None, way]).max(axis=(3, 4), keepdims=True)
+            for copies, kept in ports.exchanges():
+                most = (copies + kept).max(axis=(3, 4), keepdims=True)
                 busiest = copies.max(axis=(3, 4), keepdims=True)
                 rows.append([*zip(cut.parts(busiest), cut.parts(most - busiest), strict=True)])
             return rows[0], cut.parts(self.tally.loads, cut.calls), rows[1]

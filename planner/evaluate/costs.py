@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import InputError
 from ...profilers.cluster import Cluster
 from ...profilers.fits.fit import Prediction
 from ...profilers.predictor import predicted
@@ -32,7 +33,7 @@ class CostModel:
     """Cost curves of a model's parts, from a profile and a cluster's links. None: no curve is known."""
 
     #: exchange, gather: of an all-to-all and an all-gather over bytes through the busiest port, one curve a link class;
-    #: an exchange also over the bytes of the busiest device with those it sends itself
+    #: an exchange also over the bytes of the busiest device with those it sends itself (`exchange_seconds`)
     exchange: Sequence[Curve2] | None = None
     onward: Sequence[Curve2] | None = None  #: Of exchanges after which tokens live elsewhere; None: as `exchange`
     gather: Sequence[Curve] | None = None
@@ -115,11 +116,15 @@ class _Part:
 
 
 def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster: Cluster, model: ModelSpec) -> _Part:
-    """Curves of a collective over bytes through the busiest port, one a link class; of the first case that is there."""
+    """Curves of a collective, one a link class, of the first case that is there.
+
+    Of the exchange ("dispatch") over bytes through the busiest port and of the busiest device, of the all-gather ("kv")
+    over the former alone. `onward` where exchanges after which tokens live elsewhere were measured.
+    """
     size = model.attention.kv_size if part == "kv" else model.hidden_size
     if not (size and model.dtype_bytes):
         return _Part(missing=f"the model's {'kv_size' if part == 'kv' else 'hidden_size'} or dtype is not known")
-    curves, onward, sources, noisy = list[Curve2](), list[Curve2](), dict[str, str](), False
+    curves, onward, sources, noisy = list[Curve | Curve2](), list[Curve | Curve2](), dict[str, str](), False
     moving = False
     for link in link_classes(cluster):
         ranks = cluster.devices_per_node if link == "intra" else cluster.num_devices
@@ -127,10 +132,15 @@ def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster:
         series = _series(profile, cases, model, ranks=ranks, link=link)
         if series is None and link not in cluster.links:
             return _Part(missing=f"no {cases[-1]} of {ranks} ranks and no {link} link; give --link {link}=GBps:us")
-        curves.append(_link(cluster, link) if series is None else _curve(series, places))
         sources[f"{part} {link}"] = f"link {link}" if series is None else series.key
-        onward.append(curves[-1] if series is None else _curve(series, places, moves=1))
-        moving |= series is not None and series.case == "routed_exchange"
+        if series is not None and series.case == "routed_exchange":
+            curves.append(_half_trip(series, places))
+            onward.append(_half_trip(series, places, moves=1))
+            moving = True
+        else:
+            alone = _link(cluster, link) if series is None else _even(series, places)
+            curves.append(alone if part == "kv" else _by_port(alone))
+            onward.append(curves[-1])
         noisy |= _noisy(profile, series)
     return _Part(curves, onward if moving else None, sources, noisy=noisy)
 
@@ -205,50 +215,76 @@ def _series(
     )
 
 
-def _curve(series: Series, places: int, *, moves: int = 0) -> Curve2:
-    """Over bytes through a port, and bytes of a device with those it sends itself."""
-    return _half_trip(series, places, moves) if series.case == "routed_exchange" else _even(series, places)
+def _half_trip(series: Series, places: int, moves: int = 0) -> Curve2:
+    """Half of a dispatch and a combine whose busiest rank sends as much, and keeps as large a part k of all it handles.
 
+    Of the P - 1 other ranks P - P / N are on other nodes: so much of a port's bytes crosses between nodes.
 
-def _half_trip(series: Series, places: int, moves: int) -> Curve2:
-    """Half of a dispatch and a combine whose busiest rank handles as much, of which it keeps as large a part.
+    Notes
+    -----
+    With s bytes sent, h handled and k = 1 - s / h limited to the parts measured, an exchange is timed that sends s:
 
-    Of the P - 1 other ranks P - P / N are on other nodes: so much of a port's bytes crosses between nodes. Parts beyond
-    those measured count as the nearest one.
+        t = t(s / (1 - k), k)                                                                                   (1)
+
+    Below the least part measured, that of even copies, it copies more than there is. Above the largest one, K, it
+    copies less, and is flagged as extrapolated: there t is the line through the times of h with the least and the
+    largest part, taken on to 1 - s / h, but no less than (1) and no more than t(h, K), which sends too much.
     """
     assert series.fit is not None
-    share, limits = (
-        (series.ranks - 1) / (series.ranks - series.ranks / places),
-        series.fit.measured.get("kept", (0, 100)),
-    )
+    if "kept" not in series.fit.axes:
+        raise InputError(
+            f"the profile's {series.key} does not tell how much ranks keep, as earlier versions measured it;"
+            " measure again: moeplan profile"
+        )
+    share = (series.ranks - 1) / (series.ranks - series.ranks / places)
+    least, largest = series.fit.measured["kept"]
+
+    def trip(handled: Floats, kept: Floats | float) -> Prediction:
+        return predicted(series, {"bytes": np.maximum(handled, 1.0), "moves": float(moves), "kept": kept})
 
     def curve(port: Floats, most: Floats) -> Prediction:
-        handled = np.maximum(port * share + most - port, 1.0)
-        kept = np.clip(100 * (1 - port * share / handled), *limits)
-        both = predicted(series, {"bytes": handled, "moves": float(moves), "kept": kept})
-        return Prediction(both.seconds / 2, both.low / 2, both.high / 2, both.extrapolated)
+        sent, handled = port * share, np.maximum(port * share + most - port, 1.0)
+        kept = 100 * (1 - sent / handled)
+        within = np.clip(kept, least, largest)
+        beyond = np.maximum(kept - largest, 0) / max(largest - least, 1)
+        sends, fewer, more = trip(sent / (1 - within / 100), within), trip(handled, least), trip(handled, largest)
+
+        def half(floor: Floats, start: Floats, end: Floats) -> Floats:
+            return np.where(beyond > 0, np.clip(end + beyond * (end - start), floor, end), floor) / 2
+
+        return Prediction(
+            half(sends.seconds, fewer.seconds, more.seconds),
+            half(sends.low, fewer.low, more.low),
+            half(sends.high, fewer.high, more.high),
+            sends.extrapolated | (np.rint(kept) > largest),  # parts were measured in whole percents
+        )
 
     return curve
 
 
-def _even(series: Series, places: int) -> Curve2:
+def _by_port(curve: Curve) -> Curve2:
+    """A curve over bytes through a port, whatever devices send themselves."""
+    return lambda port, _most: curve(port)
+
+
+def _even(series: Series, places: int) -> Curve:
     """Over bytes through a port, by the even exchange whose buffer sends as much: bytes = port x P / (P - 1).
 
     Between nodes, (N - 1) / N of a buffer crosses, hence N for P; in whole blocks, of at least one byte.
     """
 
-    def curve(port: Floats, _most: Floats | None = None) -> Prediction:
+    def curve(port: Floats) -> Prediction:
         blocks = np.ceil(np.maximum(port, 1.0) * places / (places - 1) / series.ranks)
         return predicted(series, {"bytes": blocks * series.ranks})
 
     return curve
 
 
-def _link(cluster: Cluster, kind: LinkClass) -> Curve2:
+def _link(cluster: Cluster, kind: LinkClass) -> Curve:
     """A link's latency and seconds a byte."""
     link = cluster.links[kind]
 
-    def curve(port: Floats, _most: Floats | None = None) -> Prediction:
+    def curve(port: Floats) -> Prediction:
         seconds = link.latency_s + link.s_per_byte * port
         return Prediction(seconds, seconds, seconds, np.zeros(port.shape, dtype=bool))
 

@@ -136,7 +136,7 @@ def _drawn(scene: Scene, journey: Journey, cohort: Cohort, tally: Tally) -> Draw
 
     Notes
     -----
-    Cost: R M C multiplications of R draws, M blocks, whose number is bounded, and C cells of a step: layers, link
+    Cost: R M N multiplications of R draws, M blocks, whose number is bounded, and N cells of a step: layers, link
     classes and devices. It does not grow with tokens. Memory: `DRAWN_CELLS` numbers of a table at a time.
     """
     if cohort.blocks is None or tally.blocks is None or not len(draws := cohort.blocks.draws(scene.seed)):

@@ -63,7 +63,7 @@ class Seconds:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """The seconds of the same contender in some steps, then in others; not what lies outside measured sizes."""
+        """Concatenate along steps; `extrapolated` is dropped."""
         levels, step = (
             {name: np.concatenate([one[name] for one in tables], axis=1) for name in tables[0]}
             for tables in ([one.levels for one in parts], [one.step for one in parts])
@@ -97,7 +97,7 @@ def _priced(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> S
     if passes is not None and piped:
         if coherent:  # such tokens are not trained
             passes = Passes(0.0, passes.full_duplex)
-        pipeline = Pipeline(tally, scene, passes, journey.capacity_factor, journey.dispatch_model)
+        pipeline = Pipeline(tally, scene, passes, journey.dispatch_model, journey.capacity_factor)
         cuts = cuts_of(journey, passes, num_layers)
         chunked, crossed["moe"] = pipeline.priced(cuts, combines=combines)
         layers |= chunked
@@ -147,8 +147,7 @@ def _whole(
     ports, copy_bytes, layers = tally.ports, scene.model.copy_bytes, dict[str, Prediction]()
     curves = costs.exchanges(dispatch_model)
     if ports is not None and curves and copy_bytes:
-        for name, copies, way in (("dispatch", ports.dispatch, 0), ("combine", ports.combine, -1)):
-            kept = ports.kept[:, :, None, None, way]
+        for name, (copies, kept) in zip(("dispatch", "combine"), ports.exchanges(), strict=True):
             layers |= by_class(name, exchange_seconds(copies, copy_bytes, curves, kept), scene.cluster)
         if not combines:
             layers |= {name: no_seconds(part.seconds.shape) for name, part in layers.items() if "combine" in name}

@@ -180,7 +180,7 @@ class _Walker:
                     kept_T = np.where((end_T == device_TK.T).any(axis=0), end_T, -1)
                     _add_devices(tally.ports.kept[touched, layer, way], step_T, kept_T)
                 if back_KT is not None:  # experts' devices send
-                    tally.ports.combine[touched, layer, :, ::-1] += through_ports(back_KT, device_TK, after_T)
+                    tally.ports.combined[touched, layer, :, ::-1] += through_ports(back_KT, device_TK, after_T)
             if tally.between is not None:
                 _add_pairs(out_KT & counted_T, device_TK, here_T, tally.between)
                 _add_pairs((out_KT if back_KT is None else back_KT) & counted_T, device_TK, after_T, tally.between.T)

@@ -34,7 +34,7 @@ class Ports:
     #: dispatch, combine: copies that leave (0) and reach (1) each device by link class (`ports.link_classes`), int64
     #: `[B, L, C, 2, D]`
     dispatch: Ints
-    combine: Ints
+    combine: Ints | None  #: None: it retraces the dispatch
     #: Copies that each device sends itself, in a dispatch (0) and in a combine (1), int64 `[B, L, 2, D]`; or
     #: `[B, L, 1, D]` where tokens are at home before every layer
     kept: Ints
@@ -43,12 +43,20 @@ class Ports:
     tokens: Ints
     contexts: Ints
 
+    @property
+    def combined(self) -> Ints:
+        """The copies of the combine, `[B, L, C, 2, D]`; where it retraces the dispatch, a mirrored view of that."""
+        return self.dispatch[:, :, :, ::-1] if self.combine is None else self.combine
+
+    def exchanges(self) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+        """Dispatch and combine: copies `[B, L, C, 2, D]`, and those that devices send themselves `[B, L, 1, 1, D]`."""
+        kept = self.kept[:, :, None, None]
+        return (self.dispatch, kept[..., 0, :]), (self.combined, kept[..., -1, :])
+
     def each(self, change: Callable[[Ints], NDArray[Any]]) -> Self:
-        """The ports with each of their tables changed, one that mirrors another only once."""
-        mirrored = np.may_share_memory(self.dispatch, self.combine)
-        names = [one.name for one in fields(self) if not (mirrored and one.name == "combine")]
-        changed = replace(self, **{name: change(getattr(self, name)) for name in names})
-        return replace(changed, combine=changed.dispatch[:, :, :, ::-1]) if mirrored else changed
+        """The ports with each of their tables changed."""
+        tables = {one.name: getattr(self, one.name) for one in fields(self)}
+        return replace(self, **{name: change(table) for name, table in tables.items() if table is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +93,7 @@ class Tally:
     ) -> Self:
         """A tally of nothing; `by_step`: its counts by step, not by unit.
 
-        Where tokens are at home before every layer, a combine retraces the dispatch: it is a mirrored view of it.
+        Where tokens are at home before every layer, a combine retraces the dispatch.
         """
         placement, at_home = journey.placement, journey.dispatch_model == "standard" and journey.moves is None
         classes, devices = len(link_classes(cluster)), cluster.num_devices
@@ -96,7 +104,7 @@ class Tally:
             ways = {"classes": classes, "directions": 2, "exchanges": 1 if at_home else 2}
             check_cells("copies for seconds", cluster, **lengths, **ways)
             dispatch = np.zeros((*shape[:2], classes, 2, devices), np.int64)
-            combine = dispatch[:, :, :, ::-1] if at_home else np.zeros(dispatch.shape, np.int64)
+            combine = None if at_home else np.zeros(dispatch.shape, np.int64)
             tokens, contexts = np.zeros((2, shape[0], 1 if at_home else shape[1], devices), np.int64)
             kept = np.zeros((*shape[:2], 1 if at_home else 2, devices), np.int64)
             traffic = Ports(dispatch, combine, kept, tokens, contexts)

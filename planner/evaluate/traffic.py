@@ -213,7 +213,7 @@ def sample_tally(counts: SampleCounts | None, journey: "Journey", cohort: Cohort
             np.add.at(tally.sent[:, layer], (step, device_LI[layer]), counts.experts[place, layer])
         np.add.at(tally.ports.tokens[:, layer], (step, device_LI[layer]), index.unit_tokens[place])
         np.add.at(tally.ports.contexts[:, layer], (step, device_LI[layer]), index.contexts[place])
-        dispatch_BC2D, combine_BC2D = tally.ports.dispatch[:, layer], tally.ports.combine[:, layer, :, ::-1]
+        dispatch_BC2D, combine_BC2D = tally.ports.dispatch[:, layer], tally.ports.combined[:, layer, :, ::-1]
         exchanges = (
             (device_LI[layer], dispatch_BC2D, tally.between),
             (device_LI[layer + 1], combine_BC2D, tally.between.T),
@@ -227,7 +227,7 @@ def sample_tally(counts: SampleCounts | None, journey: "Journey", cohort: Cohort
             own_I = nodes_IN[np.arange(len(place)), device_I // cluster.devices_per_node]
             column["node_copies"] += np.add.reduceat(nodes_IN.sum(axis=1) - own_I, first_B)
     np.fill_diagonal(tally.between, 0)
-    for exchange in (tally.ports.dispatch, tally.ports.combine):
+    for exchange in (tally.ports.dispatch, tally.ports.combined):
         sent_BC = exchange[:, :, :, 0].sum(axis=(1, 3))
         column["device_copies"] += sent_BC.sum(axis=1)
         if cluster.num_nodes > 1:

@@ -145,12 +145,21 @@ def test_an_exchange_waits_for_the_busiest_port_of_the_slowest_class(seed: int, 
             assert found.low[step, layer] == pytest.approx(0.9 * slow)
             assert found.high[step, layer] == pytest.approx(1.2 * slow)
             for c, curve in enumerate(curves):
-                handled = max(
-                    copies[step, layer, c, direction, device] + kept[step, layer, 0, 0, device]
+                handled = max(  # what a device sends itself crosses no node: it is of the first class alone
+                    copies[step, layer, c, direction, device] + (kept[step, layer, 0, 0, device] if c == 0 else 0)
                     for direction in (0, 1)
                     for device in range(cluster.num_devices)
                 )
                 assert both[c].seconds[step, layer] == pytest.approx(float(curve(128.0 * handled).seconds))
+
+
+def test_a_class_that_nothing_crosses_takes_no_time_and_own_copies_take_some_in_the_first_class_alone() -> None:
+    copies, kept = np.zeros((1, 3, 2, 2, 4), np.int64), np.zeros((1, 3, 1, 1, 4), np.int64)
+    copies[0, 0, 0, 0, 1], copies[0, 0, 0, 1, 0], kept[0, :2] = 7, 7, 5000
+    intra, inter = exchange_seconds(copies, 1.0, [lambda _port, most: line(3.0, 1.0)(most)] * 2, kept)
+    assert intra.seconds.tolist() == [[5010, 5003, 0]]
+    assert intra.extrapolated.tolist() == [[True, False, False]]
+    assert inter.seconds.tolist() == inter.high.tolist() == [[0, 0, 0]]
 
 
 def test_experts_wait_for_the_busiest_device_of_each_width_and_idle_layers_take_none() -> None:

@@ -27,7 +27,7 @@ from tests.planner.makers import counted, rewritten, scene_of
 
 LAYERS, EXPERTS, SEED = 3, 8, 3
 FOUR = StepSize("samples", 4)
-PORTS = ("dispatch", "combine", "kept", "tokens", "contexts")
+PORTS = ("dispatch", "combined", "kept", "tokens", "contexts")
 COLUMNS = st.sampled_from([("sample",), ("sample", "step"), ("step",), (), ("sample", "source_rank")])
 CLUSTERS = st.sampled_from(["1x2", "2x2", "3x1", "2x3"])
 SEEDS = st.integers(0, 2**32 - 1)

@@ -59,7 +59,7 @@ def test_figure_2_leaves_2_of_5_tokens_a_node_to_cross(tmp_path: Path) -> None:
     journey = Journey("migrating", placement, moves=homes.device)
     ports = known(replay(scene, [journey])[0][0].ports)
     assert ports.dispatch[0, 0, 1, 0].reshape(2, 2).sum(axis=1).tolist() == [5, 5]
-    assert ports.combine[0, 0, 1, 1].reshape(2, 2).sum(axis=1).tolist() == [2, 2]
+    assert ports.combined[0, 0, 1, 1].reshape(2, 2).sum(axis=1).tolist() == [2, 2]
 
 
 def test_prediction_closes_in_on_the_oracle_and_unpredicted_is_the_papers_method(counts: Counts, plan: Any) -> None:
