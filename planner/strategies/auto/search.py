@@ -31,7 +31,7 @@ from . import AutoParams
 if TYPE_CHECKING:
     from ...solve import Decided
 
-BEAM = 2  # candidates that others are put on top of
+BEAM = 3  # candidates that others are put on top of
 TRIAL_S = 1.0  # of a strategy that searches as long as it may, in a candidate and after Ctrl-C
 SHARE = 0.25  # of the time limit, at most, for such a search
 LEAST_S = 0.05  # for one where no time is left
@@ -175,8 +175,9 @@ class Search:
         return self.ranked()[0] is not before
 
     def grown(self) -> Iterator[Parts]:
-        """The best candidates with one part more on top, of those that gain alone."""
-        for candidate, part in itertools.product(self.ranked()[:BEAM], self.gaining()):
+        """The best candidates with one part more on top, which may gain there alone."""
+        alone = [one.parts[0] for one in self.ranked() if len(one.parts) == 1]
+        for candidate, part in itertools.product(self.ranked()[:BEAM], alone):
             yield (*candidate.parts, part)
 
     def replaced(self) -> Iterator[Parts]:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 import time
@@ -109,12 +110,19 @@ def walked(trace: Trace, **asked: Any) -> dict[tuple[str, ...], float]:
         on = () if before is None else before.plan.decisions.names
         if {*on} - chosen.beside or (before and before.plan.dispatch_model == "coherent"):
             continue
-        own = replace(root.request, strategy=chosen.name, dispatch_model=model, params=params.within(search.TRIAL_S))
+        within = params.within(search.TRIAL_S, patient=True)
+        own = replace(root.request, strategy=chosen.name, dispatch_model=model, params=within)
         base, files = (None, {}) if before is None else (before.plan, before.sidecars)
         task = replace(
             root, request=own, strategy=chosen, dispatch_model=model, base=base, base_files=files, inner=True
         )
-        decided_by[sequence] = decided = decide(task)
+        try:
+            decided_by[sequence] = decided = decide(task)
+        except UsageError:  # samples do not move where tokens use the nearest replica
+            assert chosen.moves_samples
+            assert before is not None
+            assert before.plan.placement.replica_rule == "nearest"
+            continue
         scene = replace(task.scene, cohorts=task.scene.cohorts[-1:])
         ours, today = evaluate(scene, plan_and_today(task, decided.plan, decided.sidecars)).judged.values()
         share = known(ours.share("step_s", today))
@@ -136,7 +144,7 @@ def test_the_winner_is_within_1_percent_of_the_best_of_all_legal_sequences(
     trace = skewed(trace, phase=phase) if heavy else rewritten(trace, Path(f"{trace.path}-even"), phased(phase))
     asked: dict[str, Any] = {"profile": profile, "concurrency" if phase == "decode" else "samples_per_step": 4}
     gains = walked(trace, **asked)
-    assert len(gains) == {"decode": 4, "train": 15, "prefill": 16}[phase]
+    assert len(gains) == {"decode": 5, "train": 17, "prefill": 18}[phase]
     chosen = auto_of(planned(trace, "auto", **asked)).tried[0]
     assert chosen.inner > max(gains.values()) - MATTERS - 1e-9
     assert any(chosen.inner == pytest.approx(gain, abs=1e-9) for gain in gains.values())
@@ -169,9 +177,10 @@ def test_the_same_request_gives_the_same_plan_and_table(trace: Trace, profile: P
 
 def test_the_plan_is_that_of_its_strategies_one_on_the_other(trace: Trace, profile: Path, tmp_path: Path) -> None:
     plan, base = planned(trace, "auto", profile=profile), None
-    assert len(plan.strategies) > 1
     for name, part in zip(plan.strategies, auto_of(plan).tried[0].parts, strict=True):
-        replicas = {"redundant": int(part.split(", ")[1].split()[0])} if "replicas" in part else {}
+        replicas = dict[str, Any]()
+        if found := re.search(r", (\d+) (replicas|nearest)", part):
+            replicas = {"redundant": int(found[1]), "replica_rule": found[2].replace("replicas", "even")}
         model = {"dispatch_model": "standard"} if name == "exflow" else {}
         own = planned(trace, name, profile=profile, on=base, to=tmp_path / f"{name}.json", **replicas, **model)
         base = tmp_path / f"{name}.json"
@@ -181,7 +190,7 @@ def test_the_plan_is_that_of_its_strategies_one_on_the_other(trace: Trace, profi
 
 def test_few_slots_and_parts_are_preferred_to_gains_that_do_not_matter(plan: Any) -> None:
     chosen, *others = auto_of(plan).tried
-    assert all(one.inner - chosen.inner < MATTERS for one in others)
+    assert all(one.inner - chosen.inner < MATTERS for one in others if one.shown >= chosen.shown)
     smaller = [one for one in others if chosen.inner - one.inner < 0 and len(one.parts) < len(chosen.parts)]
     assert not smaller
 
@@ -279,7 +288,7 @@ def test_a_new_strategy_is_tried_by_its_row_alone(trace: Trace, profile: Path, m
     monkeypatch.setattr(rotation.Rotation, "variants", lambda _, task: (params(), params(most_slots=5)))
     plan = planned(trace, "auto", profile=profile)
     assert {("rotation",), ("rotation, --most-slots 5",)} <= names(plan)
-    told = screen(solve_report, plan, Path("plan.json"))
+    told = screen(solve_report, plan, Path("plan.json"), verbose=True)
     assert "rotation, --most-slots 5" in told
 
 
@@ -436,7 +445,7 @@ def test_where_nothing_pays_it_says_so(make_trace: Any, tmp_path: Path) -> None:
     told = screen(solve_report, plan, Path("plan.json"))
     assert plan.verdict.value == "none"
     assert "no benefit expected" in told
-    assert "next:" not in told
+    assert "next: nothing to apply" in told
 
 
 def test_without_a_profile_the_currency_is_balance_and_the_screen_names_the_preset(trace: Trace) -> None:
@@ -487,7 +496,7 @@ def test_a_plan_certifies_and_says_that_other_candidates_are_not_checked(
         ("options/auto/tried/0/decisions", lambda _: ["placement", "sample_policy"], "chosen is"),
         ("options/auto/tried/0/dispatch_model", lambda _: "migrating", "chosen is"),
         ("options/auto/tried/0/engines", lambda _: ["sglang", "tutel"], "chosen is"),
-        ("options/auto/engine", lambda _: "sglang", "made for sglang, which does not carry the plan out"),
+        ("options/auto/engine", lambda _: "tutel", "made for tutel, which does not carry the plan out"),
         ("options/auto/tried/0/inner", lambda x: x - 0.2, "gained 1 % more"),
         ("options/auto/tried/1/inner", lambda x: x + 0.9, "gained 1 % more"),
         ("options/auto/metric", lambda _: "balance", "share of chosen"),

@@ -41,7 +41,7 @@ def topical(folder: Path, spread: float, steps: int = 40, keys: tuple[str, ...] 
 def test_on_steps_like_those_of_decoding_the_default_is_never_worse_on_average(
     drift: float, pairs: int, gains: bool
 ) -> None:
-    runs = list(outcomes(decoding("log-normal", 1.0, drift, pairs, 12, "1x16", layers=6, seeds=2)))
+    runs = list(outcomes(decoding("log-normal", 1.0, drift, pairs, 16, "1x16", layers=8, seeds=2)))
     ours, published = sum(run.default for run in runs), sum(run.published for run in runs)
     assert ours <= published
     assert gains == (ours < published)  # steps that differ by noise alone show none
