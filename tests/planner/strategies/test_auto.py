@@ -120,8 +120,7 @@ def walked(trace: Trace, **asked: Any) -> dict[tuple[str, ...], float]:
             decided_by[sequence] = decided = decide(task)
         except UsageError:  # samples do not move where tokens use the nearest replica
             assert chosen.moves_samples
-            assert before is not None
-            assert before.plan.placement.replica_rule == "nearest"
+            assert known(known(before).plan.placement).replica_rule == "nearest"
             continue
         scene = replace(task.scene, cohorts=task.scene.cohorts[-1:])
         ours, today = evaluate(scene, plan_and_today(task, decided.plan, decided.sidecars)).judged.values()
