@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -35,7 +36,7 @@ def demo_report(demo: Demo, console: Console) -> None:
         f"2. a small model on 4 processes of this machine, as today and under {len(demo.runs) - 1} plans:"
         f" {demo.num_samples} samples, {demo.num_tokens:,} tokens"
     )
-    ranked = table(demo.prefill, judging)
+    ranked = replace(table(demo.prefill, judging), whole=False)  # forty lines have no room for a second table
     parts = (first, ranked, sizes), (second, _runs(demo), Text.of(*_seconds(demo))), (Text.of(*_conclusion(demo)),)
     to_console([Section("", body) for body in parts], console)
 
