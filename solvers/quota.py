@@ -455,7 +455,7 @@ def in_turn(dealt: Ints, holders: Holders) -> tuple[Ints, NDArray[np.int32]]:
 
 @compiled
 def take(
-    ids: NDArray[np.uint16], home: Ints, row: Ints, next_at: Ints, device: NDArray[np.int32], chosen: NDArray[np.int32]
+    ids: NDArray[np.integer], home: Ints, row: Ints, next_at: Ints, device: NDArray[np.int32], chosen: NDArray[np.int32]
 ) -> None:
     """Write the next device in turn of every routed cell into `chosen` `[T, K]`; `next_at` `[M, E, D]` goes on by it.
 
