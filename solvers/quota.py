@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from .arrays import Bools, Ints
 from .compiled import compiled
-from .placement import Placement
 
 FAR = np.int64(2**62)
 
@@ -90,42 +89,6 @@ def holders_of(experts: NDArray[np.integer], slots: NDArray[np.integer], num_exp
         less=less,
         more=more,
     )
-
-
-def split_loads(loads: Ints, placement: Placement, layer: int) -> Ints:
-    """The load of every device `[B, D]` under the exact split, for those of experts `[B, E]`."""
-    holders = holders_of(placement.physical_to_logical[layer], placement.slots, placement.num_experts, 1)
-    return np.stack([least(load_E, holders)[2] for load_E in loads.astype(np.int64)])
-
-
-class Turns:
-    """Whose turn it is among the devices that a step's exact split sends the pairs of a layer to.
-
-    Parameters
-    ----------
-    pairs
-        Token-expert pairs of each step by expert and source, `[B, E, D]`.
-    """
-
-    def __init__(self, pairs: Ints, placement: Placement, layer: int, devices_per_node: int, ratio: int) -> None:
-        experts_P = placement.physical_to_logical[layer]
-        holders = holders_of(experts_P, placement.slots, placement.num_experts, devices_per_node)
-        turns = [in_turn(split(pairs_ED, holders, ratio)[0], holders) for pairs_ED in pairs]
-        offset_B = np.cumsum([0, *(len(device) for _, device in turns)])[:-1]
-        self.device = np.concatenate([device for _, device in turns])
-        self.next = np.stack([first_ED for first_ED, _ in turns]) + offset_B[:, None, None]
-
-    def replace(self, chosen: NDArray[np.int32], ids: NDArray[np.integer], home: Ints, step: Ints) -> None:
-        """Send every routed cell of tokens in steps to the next device in turn, in place.
-
-        Parameters
-        ----------
-        chosen
-            `[T, K]`: -1 where no expert is named.
-        ids, home, step
-            Experts `[T, K]`; the device each token is on and its step, `[T]`; -1 for none, whose cells stay.
-        """
-        take(ids, home, step, self.next, self.device, chosen)
 
 
 @compiled
@@ -451,18 +414,3 @@ def in_turn(dealt: Ints, holders: Holders) -> tuple[Ints, NDArray[np.int32]]:
                 device[at] = holders.device[best]
                 at += 1
     return first, device
-
-
-@compiled
-def take(
-    ids: NDArray[np.integer], home: Ints, row: Ints, next_at: Ints, device: NDArray[np.int32], chosen: NDArray[np.int32]
-) -> None:
-    """Write the next device in turn of every routed cell into `chosen` `[T, K]`; `next_at` `[M, E, D]` goes on by it.
-
-    Tokens without a row, -1, and cells that name no expert stay as they are.
-    """
-    for t in range(len(ids)):
-        for k in range(ids.shape[1]):
-            if row[t] >= 0 and chosen[t, k] >= 0:
-                chosen[t, k] = device[next_at[row[t], ids[t, k], home[t]]]
-                next_at[row[t], ids[t, k], home[t]] += 1

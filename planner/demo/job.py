@@ -6,7 +6,6 @@ Legend: B a rank's samples; I samples; S positions; V vocabulary; L MoE layers; 
 R repeats.
 """
 
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ from ...profilers.log import Log
 from ...profilers.measurement import Measurement, Size
 from ...profilers.profile import Profile
 from ...profilers.world import World, run_world
+from ...profilers.world.local_ranks import interrupts_blocked
 from ...runtime import load_plan, parallelize
 from ...runtime import plan as plans
 from ...runtime.decisions import Decisions, PipelineDecision
@@ -178,11 +178,10 @@ def run_demo(folder: Path, *, on_progress: Callable[[str], None] = lambda _: Non
 def compile_solvers() -> None:
     """Compile the solvers' inner loops, a process for each half of them; nothing is compiled twice on a machine."""
     command = [sys.executable, "-m", "moeplan.solvers.precompile"]
-    # Ctrl-C reaches the whole process group; the children inherit this mask and leave the answer to the parent.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    processes = [subprocess.Popen([*command, group]) for group in GROUPS]
+    processes = list[subprocess.Popen[bytes]]()
     try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        with interrupts_blocked():
+            processes += [subprocess.Popen([*command, group]) for group in GROUPS]
         for process in processes:
             process.wait()
     finally:

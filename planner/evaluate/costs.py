@@ -247,7 +247,10 @@ def _half_trip(series: Series, places: int, moves: int = 0) -> Curve2:
         kept = 100 * (1 - sent / handled)
         within = np.clip(kept, least, largest)
         beyond = np.maximum(kept - largest, 0) / max(largest - least, 1)
-        sends, fewer, more = trip(sent / (1 - within / 100), within), trip(handled, least), trip(handled, largest)
+        sends = trip(sent / (1 - within / 100), within)
+        if not beyond.any():
+            return Prediction(sends.seconds / 2, sends.low / 2, sends.high / 2, sends.extrapolated)
+        fewer, more = trip(handled, least), trip(handled, largest)
 
         def half(floor: Floats, start: Floats, end: Floats) -> Floats:
             return np.where(beyond > 0, np.clip(end + beyond * (end - start), floor, end), floor) / 2

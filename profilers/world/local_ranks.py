@@ -134,10 +134,16 @@ def _started(num_ranks: int, entry: bytes) -> Iterator[_Nursery]:
 
 def _start(process: BaseProcess) -> None:
     resource_tracker.ensure_running()  # it would lift the mask below if it started inside
-    # Ctrl-C reaches the whole process group; the children inherit this mask and leave the answer to the parent.
+    with interrupts_blocked():
+        process.start()
+
+
+@contextlib.contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl-C, which reaches a whole process group: children started here leave the answer to their parent."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        process.start()
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
