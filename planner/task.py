@@ -122,12 +122,12 @@ class Task:
 
     @cached_property
     def _seen(self) -> Bools:
-        """Mask of the units that are not held out, `[U]`; some are, and unless all were asked for some are held out."""
+        """Mask of the units that are not held out, `[U]`: some, and all only where that was asked for."""
         seen_U = self.index.fitted(seed=self.request.seed, fraction=self.fit_fraction)
         if not seen_U.any() or (self.fit_fraction < 1 and seen_U.all()):
             raise InputError(
-                f"{self.source.path}: {len(seen_U)} {self.index.kind}s split into {seen_U.sum()} to fit and"
-                f" {(~seen_U).sum()} held out; expected some of both. Record more, or give --fit-fraction 1"
+                f"{self.source.path}: {len(seen_U)} {self.index.kind} in all; expected two or more, to fit some and"
+                " hold others out. Record more, or give --fit-fraction 1"
             )
         return seen_U
 

@@ -39,10 +39,13 @@ def fitted(ids: NDArray[np.int64], *, seed: int, fraction: float, salt: str = ""
     Notes
     -----
     A unit is fitted when the first 8 bytes, big-endian, of SHA-256 of "{salt}{seed}:{unit}" over 2^64 are below
-    `fraction`.
+    `fraction`. Of two units or more and a fraction below 1, the lowest hash is fitted and the highest is not.
     """
-    limit = fraction * 2.0**64
-    return np.array([_hash64(f"{salt}{seed}:{unit}") < limit for unit in ids.tolist()], dtype=np.bool_)
+    hashes = [_hash64(f"{salt}{seed}:{unit}") for unit in ids.tolist()]
+    fitted_U = np.array([one < fraction * 2.0**64 for one in hashes], dtype=np.bool_)
+    if len(hashes) > 1 and fraction < 1:
+        fitted_U[hashes.index(min(hashes))], fitted_U[hashes.index(max(hashes))] = True, False
+    return fitted_U
 
 
 def mixed(ids: NDArray[np.int64]) -> NDArray[np.uint64]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 from collections import Counter as Tally
 from pathlib import Path
 from typing import Any
@@ -209,14 +210,28 @@ def test_units_do_not_depend_on_how_a_trace_is_cut(known: tuple[str, ...]) -> No
     np.testing.assert_array_equal(found, units(whole, 0) if known else np.arange(1000) // BLOCK_ROWS)
 
 
+def hash_of(unit: int, seed: int) -> float:
+    """The published hash of a unit over 2^64."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{unit}".encode()).digest()[:8], "big") / 2**64
+
+
 def test_a_unit_is_fitted_by_the_published_hash() -> None:
-    ids = np.array([0, 1, -5, 2**40 + 3])
+    ids = np.array([0, 1, -5, 2**40 + 3, *range(2, 20)])
     for seed, fraction in ((0, 0.5), (7, 0.2)):
-        expected = [
-            int.from_bytes(hashlib.sha256(f"{seed}:{unit}".encode()).digest()[:8], "big") / 2**64 < fraction
-            for unit in ids.tolist()
-        ]
+        expected = [hash_of(unit, seed) < fraction for unit in ids.tolist()]
+        assert 0 < sum(expected) < len(ids)
         assert fitted(ids, seed=seed, fraction=fraction).tolist() == expected
+
+
+def test_of_few_units_some_are_fitted_and_some_held_out() -> None:
+    for number, seed in itertools.product((2, 3, 4), range(20)):
+        hashes = [hash_of(unit, seed) for unit in range(number)]
+        kept = fitted(np.arange(number), seed=seed, fraction=0.5)
+        assert kept[np.argmin(hashes)]
+        assert not kept[np.argmax(hashes)]
+        assert ((kept == (np.array(hashes) < 0.5)) | (kept.sum() == 1) | (kept.sum() == number - 1)).all()
+    assert fitted(np.arange(1), seed=0, fraction=0.5).tolist() == [hash_of(0, 0) < 0.5]
+    assert fitted(np.arange(3), seed=0, fraction=1.0).all()
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20))

@@ -109,8 +109,12 @@ class Search:
                 raise
             self.status = Status.INTERRUPTED
         if not self.tried:
-            reasons = "; ".join(f"{named(parts)}: {reason}" for parts, reason in self.refused.items())
-            raise UsageError(f"no strategy can plan by this: {reasons or 'none is for this dispatch model'}")
+            names = dict[str, dict[str, None]]()
+            for parts, reason in self.refused.items():
+                names.setdefault(reason, {})[replace(parts[-1], params=type(parts[-1].params)()).name] = None
+            reasons = "; ".join(f"{', '.join(several)}: {reason}" for reason, several in names.items())
+            other = "; give another --engine, or --for" if self.params.engine else ""
+            raise UsageError(f"no strategy can plan by this: {reasons or 'none is for this dispatch model'}{other}")
 
     @cached_property
     def metric(self) -> Currency:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moeplan.errors import InputError, UsageError
+from moeplan.errors import UsageError
 from moeplan.planner.evaluate import replay as replay_module
 from moeplan.planner.evaluate.chunks import Cut, Cuts
 from moeplan.planner.evaluate.evaluate import evaluate
@@ -24,7 +24,7 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.traces.schema import TokenBatch
 from tests.builders import model
-from tests.planner.makers import counted, planned, scene_of, stored_tokens
+from tests.planner.makers import counted, scene_of, stored_tokens
 
 HALVES = Placement.from_sets([[[0, 1, 2, 3], [4, 5, 6, 7]]] * 3, 8)
 PAIRS = Placement.from_sets([[[0, 1], [2, 3], [4, 5], [6, 7]]] * 3, 8)
@@ -156,5 +156,3 @@ def test_what_has_no_samples_or_moves_with_them_is_refused_by_name(make_trace: A
     for source, placement, message in ((trace, nearest, "rule nearest"), (counts, REPLICATED, "counts do not say")):
         with pytest.raises(UsageError, match=message):
             samples_of(source)[1].under(placement)
-    with pytest.raises(InputError, match="expected some of both"):
-        planned(trace, "netmoe", fit_fraction=1e-9)

@@ -264,8 +264,10 @@ def test_rows_that_are_left_out_are_counted_and_no_column_is_at_80_columns(
 def test_tutel_is_given_degrees_alone(trace: Trace, profile: Path) -> None:
     plan = planned(trace, "auto", profile=profile, engine="tutel")
     assert names(plan) == {("pipemoe",)}
-    with pytest.raises(UsageError, match="pipemoe: not for decode"):
+    with pytest.raises(UsageError, match="pipemoe, netmoe: not for decode") as refused:
         planned(trace, "auto", profile=profile, engine="tutel", concurrency=8)
+    assert "; eplb, exflow, coherent, exflow, standard: tutel does not carry it out; " in str(refused.value)
+    assert str(refused.value).endswith("give another --engine, or --for")
 
 
 @pytest.mark.parametrize("model", ["standard", "coherent", "migrating"])
@@ -457,7 +459,7 @@ def test_without_a_profile_the_currency_is_balance_and_the_screen_names_the_pres
 
 
 def test_what_no_part_can_read_is_refused_once_as_itself(make_trace: Any, profile: Path) -> None:
-    with pytest.raises(InputError, match=r"^[^;]*; expected some of both"):
+    with pytest.raises(InputError, match=r"^[^;]*: 1 sample in all; expected two or more"):
         planned(make_trace(samples=1), "auto", profile=profile, fit_fraction=0.5)
 
 

@@ -130,7 +130,7 @@ def test_counts_have_no_phases_and_one_block_is_not_split_in_two_and_a_quantile_
     block, samples = (tallied(tmp_path / name, keys=keys)[0] for name, keys in (("t", ()), ("u", ("sample",))))
     for trace, changes, words in (
         (block, {"phases": ("decode",)}, "no known phase"),
-        (block, {"fit_fraction": 0.5}, "1 blocks split into"),
+        (block, {"fit_fraction": 0.5}, "1 block in all; expected two or more"),
         (samples, {"quantile": 0.9}, r"--quantile of steps, and .* has none recorded"),
     ):
         with pytest.raises((InputError, UsageError), match=words):
