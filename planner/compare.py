@@ -68,7 +68,7 @@ class Compared:
 
     @property
     def paid_when_solved(self) -> bool:
-        """Whether it had a benefit, when solved, over the baseline of today, where that was judged beside it."""
+        """Check whether it had a benefit, when solved, over the baseline of today, where that was judged beside it."""
         solved, over = self.plan.verdict, self.gain_over_same
         return solved is not None and solved.value == "benefit" and (over is None or over > 0)
 

@@ -137,7 +137,7 @@ def legend(part: Part, metrics: Iterable[str]) -> list[str]:
 
 
 def _apart(part: Part, name: str) -> bool:
-    """Whether contenders differ in a metric."""
+    """Check whether contenders differ in a metric."""
     values = [one.metrics[name].value for one in part.contenders if name in one.metrics]
     return bool(values) and (len(values) < len(part.contenders) or max(values) > min(values))
 

@@ -68,7 +68,7 @@ class LearningCurve:
 
     @property
     def saturated(self) -> bool:
-        """Whether the last doubling gained less than 2 % of all, so that more tokens would hardly help."""
+        """Check whether the last doubling gained less than 2 % of all, so that more tokens would hardly help."""
         return self.last_doubling.value < 0.02 * self.points[-1].gain.value
 
     def enough(self, share: float) -> Point:

@@ -39,7 +39,7 @@ class LoadedPlan:
 
     @property
     def moves_samples(self) -> bool:
-        """Whether it re-homes samples."""
+        """Check whether it re-homes samples."""
         return self.plan.decisions.sample_policy is not None
 
     @property
@@ -85,7 +85,7 @@ class LoadedPlan:
         return BALANCE if by_loads else self.strategy.judged_on(scene, self.contender.journey.dispatch_model)
 
     def unseen(self, index: UnitIndex | SampleIndex, sha256: str, phases: Sequence[str]) -> Bools:
-        """Whether each unit of a trace was not fitted, `[U]`: all of another trace's.
+        """Check whether each unit of a trace was not fitted, `[U]`: all of another trace's.
 
         Blocks of rows are numbered among the phases read; where the plan read others, all count as fitted.
         """

@@ -57,7 +57,7 @@ class Replanned(Record):
 
     @property
     def pays(self) -> bool:
-        """Whether the plan in force is better replaced than kept."""
+        """Check whether the plan in force is better replaced than kept."""
         return self.experts_moved > 0 and self.verdict.value == "benefit"
 
 

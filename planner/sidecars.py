@@ -89,7 +89,7 @@ def _sidecars_of(path: Path) -> Iterator[Path]:
 
 
 def _is_named(sidecar: Path) -> bool:
-    """Whether a file beside it may be a plan that names it, or cannot be read."""
+    """Check whether a file beside it may be a plan that names it, or cannot be read."""
     try:
         beside = [path for path in sidecar.parent.iterdir() if path.is_file() and path != sidecar]
         texts = (path.read_bytes() for path in beside if path.stat().st_size <= MAX_JSON_BYTES)

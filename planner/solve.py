@@ -34,7 +34,7 @@ class Made:
 
     @property
     def interrupted(self) -> bool:
-        """Whether Ctrl-C ended the search, so that this is the best found until then."""
+        """Check whether Ctrl-C ended the search, so that this is the best found until then."""
         ends = [one.status for one in self.plan.outcome.values()]
         ends += [AutoOptions.of(self.plan).status] if AutoOptions.key in self.plan.options else []
         return Status.INTERRUPTED in ends

@@ -61,7 +61,7 @@ class Task:
 
     @property
     def moves_samples(self) -> bool:
-        """Whether samples may be re-homed, so that they are counted one by one."""
+        """Check whether samples may be re-homed, so that they are counted one by one."""
         return self.strategy.moves_samples or (self.base is not None and "sample_policy" in self.base.decisions.names)
 
     @property

@@ -103,7 +103,7 @@ class Noise:
 
     @property
     def noisy(self) -> bool:
-        """Whether more than a fifth of the sizes are wide, or the reference drifted by more than 2."""
+        """Check whether more than a fifth of the sizes are wide, or the reference drifted by more than 2."""
         return self.wide > MOST_WIDE * self.sizes or self.drift > MOST_DRIFT
 
     def __str__(self) -> str:

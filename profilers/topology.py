@@ -39,7 +39,7 @@ class Topology:
 
     @property
     def agrees(self) -> bool:
-        """Whether the times do not contradict the machines."""
+        """Check whether the times do not contradict the machines."""
         return self.island_of_rank in (None, self.node_of_rank) or self._one_rank_a_node
 
     @property
@@ -138,7 +138,7 @@ def _link(kind: LinkKind, cluster: Cluster, series: Mapping[str, Series]) -> Lin
 
 
 def _tells_bandwidth(fit: Fit | None) -> bool:
-    """Whether seconds were seen to grow over sizes that are far enough apart."""
+    """Check whether seconds were seen to grow over sizes that are far enough apart."""
     if fit is None or (fit.works is not None and fit.works[1] < MIN_SPAN * fit.works[0]):
         return False
     return fit.alpha_beta.grows

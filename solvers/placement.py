@@ -111,11 +111,11 @@ class Placement:
 
     @property
     def has_replicas(self) -> bool:
-        """Whether some expert has more than one slot."""
+        """Check whether some expert has more than one slot."""
         return self.num_slots > self.num_experts
 
     def sends_as(self, other: "Placement") -> bool:
-        """Whether tokens go the same way as under another placement."""
+        """Check whether tokens go the same way as under another placement."""
         ruled = self.replica_rule == other.replica_rule or not self.has_replicas
         tables = ((self.slots, other.slots), (self.physical_to_logical, other.physical_to_logical))
         return ruled and all(np.array_equal(*both) for both in tables)
@@ -126,7 +126,7 @@ class Placement:
         return experts
 
     def holds(self, layer: int) -> Bools:
-        """Whether expert e of a layer is on device d, `[E, D]`."""
+        """Check whether expert e of a layer is on device d, `[E, D]`."""
         held_ED = np.zeros((self.num_experts, self.num_devices), dtype=np.bool_)
         held_ED[self.physical_to_logical[layer], self.device_of_slot] = True
         return held_ED
@@ -179,7 +179,7 @@ def slots_for(
 
 
 def keeps_groups_whole(placement: Placement, num_groups: int) -> bool:
-    """Whether every E / Q slots from the first hold exactly one group, in every layer.
+    """Check whether every E / Q slots from the first hold exactly one group, in every layer.
 
     Only then a checkpoint can carry the placement: groups change places, and experts inside them.
     """

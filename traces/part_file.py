@@ -108,12 +108,12 @@ def local_directory(path: str | os.PathLike[str]) -> Path:
 
 
 def is_part(name: str) -> bool:
-    """Whether a file of this name is a finished part of a trace."""
+    """Check whether a file of this name is a finished part of a trace."""
     return name.endswith(".parquet") and not name.startswith((".", "_"))
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a file of this name is a part whose writer was killed, or is still at it."""
+    """Check whether a file of this name is a part whose writer was killed, or is still at it."""
     return name.startswith(".part-")
 
 

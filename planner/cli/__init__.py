@@ -109,7 +109,7 @@ def _amid_imports(frame: FrameType | None) -> bool:
 
 
 def _is_unwinding() -> bool:
-    """Whether an exception that ends the process is on its way already."""
+    """Check whether an exception that ends the process is on its way already."""
     error = sys.exception()
     while error is not None and not isinstance(error, KeyboardInterrupt | SystemExit):
         error = error.__context__

@@ -96,7 +96,7 @@ def carried(plan: Plan, engine: Engine) -> str:
 
 
 def answer(plan: Plan) -> str:
-    """Whether a plan pays, and by how much, for which step, on which samples."""
+    """Check whether a plan pays, and by how much, for which step, on which samples."""
     verdict, evaluation = plan.verdict, plan.evaluation
     if verdict is None or evaluation is None:
         return f"{doubt(plan) or 'benefit'}: the plan holds no figures that show it"

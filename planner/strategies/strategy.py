@@ -141,7 +141,7 @@ class Strategy:
         return solution
 
     def to_apply(self, plan: Plan) -> bool:
-        """Whether a plan that pays is better applied than another one kept."""
+        """Check whether a plan that pays is better applied than another one kept."""
         return True
 
     def apply_flags(self, plan: Plan) -> str:

@@ -78,7 +78,7 @@ def fit_arrays(
 
 
 def _tried(sizes: Sizes, curve: str | None) -> tuple[Mask, dict[str, Array]]:
-    """Whether each size was held out, `[S]`, and measured / predicted seconds of each kind on these."""
+    """Check whether each size was held out, `[S]`, and measured / predicted seconds of each kind on these."""
     held = folds(sizes, curve)
     parts = [sizes, *(sizes.where(~unseen) for unseen in held)] if held else []
     kinds = [kind for kind in FITTERS if parts and all(_suits(kind, part) for part in parts)]
@@ -94,7 +94,7 @@ def _tried(sizes: Sizes, curve: str | None) -> tuple[Mask, dict[str, Array]]:
 
 
 def _suits(kind: str, seen: Sizes) -> bool:
-    """Whether a kind can be fitted to these sizes."""
+    """Check whether a kind can be fitted to these sizes."""
     if kind == "attention":
         return set(seen.axes) == set(AttentionLaw.axes)
     if kind == "experts" and not (set(AXES) <= set(seen.axes) <= {*AXES, "grouped"}):

@@ -36,7 +36,7 @@ class AlphaBeta:
 
     @property
     def grows(self) -> bool:
-        """Whether time was seen to grow with work."""
+        """Check whether time was seen to grow with work."""
         return self.b_s > MIN_SLOPE
 
     @classmethod

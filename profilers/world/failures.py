@@ -38,7 +38,7 @@ _last_words: list[str] = []  # why the world of this process failed, when its wa
 
 
 def lost_peers(error: Exception) -> bool:
-    """Whether an exception comes from the failure of other ranks (connection closed, collective timed out)."""
+    """Check whether an exception comes from the failure of other ranks (connection closed, collective timed out)."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(error, torch.distributed.DistError):
         return True

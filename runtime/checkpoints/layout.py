@@ -105,7 +105,7 @@ class Layout:
         return f"{name[:start]}{new_E[int(expert[1])]}{name[end:]}"
 
     def _has_rows(self, tensor: Tensor) -> bool:
-        """Whether the first axis that is longer than 1 is that of the experts, in whole bytes an expert."""
+        """Check whether the first axis that is longer than 1 is that of the experts, in whole bytes an expert."""
         axes = [size for size in tensor.shape if size > 1] if self.num_experts > 1 else [1]
         return axes[:1] == [self.num_experts] and (tensor.end - tensor.begin) % self.num_experts == 0
 
@@ -193,15 +193,15 @@ def _check(shards: Sequence[Path], layout: Layout) -> None:
 
 
 def _holds_experts(block: str, inner: str) -> bool:
-    """Whether a tensor of this name is of routed experts."""
+    """Check whether a tensor of this name is of routed experts."""
     return inner.startswith("experts.") or (block == GRANITE and inner.startswith(("input_linear.", "output_linear.")))
 
 
 def _is_ahead(stem: str) -> bool:
-    """Whether layers of this stem predict further tokens (MTP): no layer of theirs is in a plan."""
+    """Check whether layers of this stem predict further tokens (MTP): no layer of theirs is in a plan."""
     return "mtp" in stem.split(".")
 
 
 def _is_expert_valued(name: str) -> bool:
-    """Whether a tensor whose place is not known may be of routed experts, by what its name says."""
+    """Check whether a tensor whose place is not known may be of routed experts, by what its name says."""
     return ("expert" in name or "router" in name) and "shared" not in name

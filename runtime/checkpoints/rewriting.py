@@ -66,7 +66,7 @@ class Copy:
         return len(self.head) + sum(run.num_bytes for run in self.segments)
 
     def is_made(self, target: Path) -> bool:
-        """Whether a file has the size and the head that it should have."""
+        """Check whether a file has the size and the head that it should have."""
         if not target.is_file() or target.stat().st_size != self.num_bytes:
             return False
         with open(target, "rb") as stream:
@@ -237,7 +237,7 @@ def _renumbered(data: bytes, run: Segment, source: Path) -> bytes:
 
 
 def _is_config(name: str) -> bool:
-    """Whether a file, named as below a checkpoint's directory, tells what stays unquantised, bits a module."""
+    """Check whether a file, named as below a checkpoint's directory, tells what stays unquantised, bits a module."""
     return name == "config.json" or ("/" not in name and "quant" in name and name.endswith(".json"))
 
 

@@ -99,7 +99,7 @@ class Watch:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it still watches the process group that there is now."""
+        """Check whether it still watches the process group that there is now."""
         return not self._left.is_set() and dist.group.WORLD is self._world
 
     def look_after(self, group: dist.ProcessGroup | None) -> None:
@@ -142,7 +142,7 @@ class Watch:
             sys.excepthook = self._hook
 
     def _others_look(self) -> bool:
-        """Whether others still use the store, of a world that goes well or to read why it does not."""
+        """Check whether others still use the store, of a world that goes well or to read why it does not."""
         others = unmarked(self.store, "read", self.rank, self.size)
         return not all(self.store.check([f"left/{peer}"]) for peer in others)
 
@@ -161,7 +161,7 @@ class Watch:
                     self._accuse(store)
 
     def _is_still(self, peer: int, store: "Store", seen: dict[int, tuple[int, float]]) -> bool:
-        """Whether the count of a rank that lived has stood still for too many looks."""
+        """Check whether the count of a rank that lived has stood still for too many looks."""
         count = store.add(f"beat/{peer}", 0)
         before, looks = seen.get(peer, (0, 0))
         seen[peer] = count, (looks + 1) * (count == before > 0)

@@ -92,7 +92,7 @@ def predictor_of(plan: Plan, folder: Path | None) -> Predictor | None:
 
 
 def _declares(contents: bytes, shape: tuple[int, int, int]) -> bool:
-    """Whether a safetensors file has the one tensor of this shape and its bytes, before anything is allocated."""
+    """Check whether a safetensors file has the one tensor of this shape and its bytes, before anything is allocated."""
     size = int.from_bytes(contents[:8], "little")
     try:
         header = json.loads(contents[8 : 8 + min(size, 4096)])

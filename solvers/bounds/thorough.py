@@ -127,7 +127,7 @@ class _Descent:
 
     @property
     def done(self) -> bool:
-        """Whether steps got short, the bound is met, time ran out or the layers are too large to search."""
+        """Check whether steps got short, the bound is met, time ran out or the layers are too large to search."""
         late = time.perf_counter() >= self._deadline
         return late or self._length < SHORTEST or self.best <= self._kept or self._futile >= FUTILE
 

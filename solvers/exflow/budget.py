@@ -58,12 +58,12 @@ class Budget:
 
     @property
     def late(self) -> bool:
-        """Whether time ran out."""
+        """Check whether time ran out."""
         return time.perf_counter() >= self._deadline
 
     @property
     def exhausted(self) -> bool:
-        """Whether work or time ran out."""
+        """Check whether work or time ran out."""
         return self.left <= 0 or self.late
 
     @property
@@ -73,7 +73,7 @@ class Budget:
 
     @property
     def capped(self) -> bool:
-        """Whether time, not work, ended this budget or a part of it."""
+        """Check whether time, not work, ended this budget or a part of it."""
         return self._capped or self.late
 
     def part(self, share: float) -> "Budget":

@@ -97,7 +97,7 @@ def resample(state: State, deals: Deals, p: int, q: int, temperature: float, see
 
 @inlined
 def _all_dealt(state: State, deals: Deals, device: int) -> bool:
-    """Whether no expert of a device stays as it is."""
+    """Check whether no expert of a device stays as it is."""
     return bool(state.first[device + 1] - state.first[device] == deals.m)
 
 

@@ -48,7 +48,7 @@ class Programme:
 
     @property
     def has_spare_slots(self) -> bool:
-        """Whether homes leave slots to replicas, of which the programme knows nothing."""
+        """Check whether homes leave slots to replicas, of which the programme knows nothing."""
         return len(self.places) > max(self.sizes)
 
     def first_layout(self) -> Layout:
@@ -131,7 +131,7 @@ class Terms:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing counts besides."""
+        """Check whether nothing counts besides."""
         return self.beside is None and self.cap is None and self.twin is None
 
     def of_node(self, members: Layout) -> "Terms":
@@ -201,5 +201,5 @@ class Incumbent:
 
     @property
     def optimal(self) -> bool:
-        """Whether the value meets the bound, up to rounding."""
+        """Check whether the value meets the bound, up to rounding."""
         return self.value >= self.target * (1 - ROUNDING)

@@ -80,7 +80,7 @@ def name_worth(programme: Programme, here_E: Ints, there_E: Ints, cut: int) -> F
 
 
 def gains(worth: Floats, found: Ints, held: Ints) -> bool:
-    """Whether giving row i column `found[i]` is worth more than `held[i]`, beyond rounding."""
+    """Check whether giving row i column `found[i]` is worth more than `held[i]`, beyond rounding."""
     row = np.arange(len(worth))
     now = float(worth[row, held].sum())
     return float(worth[row, found].sum()) > now + TOLERANCE * abs(now)

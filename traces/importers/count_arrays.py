@@ -28,7 +28,7 @@ Block = NDArray[np.int64]
 
 
 def counts_samples(arrays: dict[str, NpyArray]) -> bool:
-    """Whether arrays are counts of samples, by their names and dimensions."""
+    """Check whether arrays are counts of samples, by their names and dimensions."""
     return "counts" in arrays and "expert_ids" not in arrays and len(arrays["counts"].shape) in COMPANION
 
 

@@ -33,7 +33,7 @@ Block = dict[str, NDArray[np.int64]]
 
 
 def recognises(head: bytes) -> bool:
-    """Whether a file begins with a header that names layer, expert and count."""
+    """Check whether a file begins with a header that names layer, expert and count."""
     return set(NEEDED) <= set(_names(head.partition(b"\n")[0]))
 
 

@@ -27,7 +27,7 @@ MAX_NAMES = 8  # of keys left out that are told
 
 
 def recognises(head: bytes) -> bool:
-    """Whether a file begins with an object."""
+    """Check whether a file begins with an object."""
     return head.lstrip().startswith(b"{")
 
 

@@ -98,7 +98,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _is_header(text: bytes) -> bool:
-    """Whether a line is an object whose first key is model; tokens have other keys."""
+    """Check whether a line is an object whose first key is model; tokens have other keys."""
     return text[1:].lstrip().startswith(b'"model"')
 
 
@@ -134,6 +134,6 @@ def _token(lines: list[tuple[int, TokenLine]]) -> Token:
 
 
 def _is_table(rows: Sequence[Any], width: int) -> bool:
-    """Whether these are rows of `width` numbers each."""
+    """Check whether these are rows of `width` numbers each."""
     alike = all(isinstance(row, list) and len(row) == width for row in rows)
     return width > 0 and alike and not any(isinstance(row[0], list) for row in rows)

@@ -31,7 +31,7 @@ STAGES = "ranks recorded different layers (pipeline stages), whose tokens cannot
 
 
 def recognises(head: bytes) -> bool:
-    """Whether a file begins with a router's line."""
+    """Check whether a file begins with a router's line."""
     return head.lstrip().startswith(b"{") and b'"stage"' in head and b'"top_indices"' in head
 
 

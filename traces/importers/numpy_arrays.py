@@ -25,7 +25,7 @@ COMPANIONS = ("weights", "seq_id", "pos", "num_experts")
 
 
 def recognises(head: bytes) -> bool:
-    """Whether a file begins as `.npy` or as a zip archive."""
+    """Check whether a file begins as `.npy` or as a zip archive."""
     return head.startswith((np.lib.format.MAGIC_PREFIX, b"PK\x03\x04", b"PK\x05\x06"))
 
 

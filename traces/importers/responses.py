@@ -22,7 +22,7 @@ from .source import BLOCK_BYTES, Given, TokenSource, naming
 
 
 def recognises(head: bytes) -> bool:
-    """Whether a file begins with JSON in which routing is named."""
+    """Check whether a file begins with JSON in which routing is named."""
     return head.lstrip()[:1] in (b"{", b"[") and b'"routed_experts"' in head
 
 

@@ -80,7 +80,7 @@ class Importer(Protocol):
     """A module of this folder."""
 
     def recognises(self, head: bytes) -> bool:
-        """Whether a file that begins so is of this kind."""
+        """Check whether a file that begins so is of this kind."""
         ...
 
     def open_source(self, given: Given) -> TokenSource | CountSource:

@@ -29,7 +29,7 @@ FIRST_KEY = re.compile(rb'\{("__metadata__":\{[^}]*\},)?"[0-9]+_[0-9]+":\{"')
 
 
 def recognises(head: bytes) -> bool:
-    """Whether a file begins as the description, or as tensors of such names."""
+    """Check whether a file begins as the description, or as tensors of such names."""
     return (head.lstrip().startswith(b"{") and b'"num_experts_per_token"' in head) or bool(FIRST_KEY.match(head, 8))
 
 

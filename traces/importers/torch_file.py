@@ -30,7 +30,7 @@ MAX_NUMBER = 2**60  # larger ones may all be hashed alike
 
 
 def recognises(head: bytes) -> bool:
-    """Whether a file begins as torch.save begins one: an archive around a pickle, or as it did, a pickle."""
+    """Check whether a file begins as torch.save begins one: an archive around a pickle, or as it did, a pickle."""
     if head.startswith(b"PK\x03\x04"):
         length = int.from_bytes(head[26:28], "little")
         return head[30 : 30 + length].endswith(b"/data.pkl")

@@ -56,12 +56,12 @@ class Kept:
         return np.flatnonzero(kept)[:left]
 
     def full(self, num_before: int) -> bool:
-        """Whether no further token would be kept."""
+        """Check whether no further token would be kept."""
         return self.max_tokens is not None and num_before >= self.max_tokens
 
 
 def sampled(sample: NDArray[np.int64], rate: float) -> NDArray[np.bool_]:
-    """Whether each of these samples is kept: a hash of its id alone, so every rank, layer and run chooses alike.
+    """Check whether each of these samples is kept: a hash of its id alone, so every rank, layer and run chooses alike.
 
     Notes
     -----

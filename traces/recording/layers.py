@@ -173,7 +173,7 @@ def _name(model: "nn.Module", config: Any) -> str:
 
 
 def _shared_experts(layer: MoELayer) -> int | None:
-    """Whether the block around a layer's experts has one that every token passes."""
+    """Check whether the block around a layer's experts has one that every token passes."""
     if layer.block is None:
         return None
     return int(any("shared" in name and "gate" not in name for name, _ in layer.block.named_children()))

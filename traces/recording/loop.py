@@ -168,7 +168,7 @@ def _rank() -> int:
 
 
 def _in_backward() -> bool:
-    """Whether autograd is running a backward pass, as when a whole model is checkpointed."""
+    """Check whether autograd is running a backward pass, as when a whole model is checkpointed."""
     import torch
 
     return torch._C._current_graph_task_id() != -1

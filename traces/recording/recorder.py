@@ -121,7 +121,7 @@ class Recorder:
 
     @property
     def full(self) -> bool:
-        """Whether as many tokens are recorded as were wanted."""
+        """Check whether as many tokens are recorded as were wanted."""
         return self._kept.full(self._writer.num_tokens)
 
     @contextmanager

@@ -123,7 +123,7 @@ class Exflow(PlacementStrategy):
         return replace(solution, options=solution.options.model_copy(update={"replanned": cost}))
 
     def to_apply(self, plan: Plan) -> bool:
-        """Whether replacing the plan in force, where there is one, pays."""
+        """Check whether replacing the plan in force, where there is one, pays."""
         cost = PlacementOptions.of(plan).replanned
         return cost is None or cost.pays
 
@@ -152,7 +152,7 @@ def _objective(task: Task) -> Literal["hops", "copies"]:
 
 
 def _at_home(task: Task) -> bool:
-    """Whether a task keeps copies of tokens that return home: the pairs inside layers alone."""
+    """Check whether a task keeps copies of tokens that return home: the pairs inside layers alone."""
     return task.dispatch_model == "standard" and _objective(task) == "copies"
 
 
