@@ -14,7 +14,6 @@ from typing import Any, NoReturn, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo  # torch.compiler.disable loads the compiler, 1.4 s a rank
 
 from ...errors import UsageError
 from ..coherent.attention import attended
@@ -22,6 +21,7 @@ from ..coherent.contexts import Contexts
 from ..engine.gather import Gather
 from ..engine.layer import ParallelExperts
 from ..engine.traffic import Traffic
+from ..engine.uncompiled import uncompiled
 from ..gradients import check_wrapper
 from ..migrating.homes import Guests, Homes, SamplePolicy
 from ..models.protocols import LanguageModel, Layer
@@ -57,7 +57,7 @@ class MigratingDispatch:
             )
         return cls(SamplePolicy.of(plan, folder))
 
-    @_disable_dynamo
+    @uncompiled
     def forward(self, model: nn.Module, batch: Batch, group: dist.ProcessGroup | None) -> Forwarded:
         """Logits `[C, S, V]` of the samples that ended here, differentiable.
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo  # torch.compiler.disable loads the compiler, 1.4 s a rank
 
 from ...errors import UsageError
 from ...profilers.routed import applied, partial_sums
@@ -22,6 +21,7 @@ from .rebinding import move_experts
 from .stopwatch import lap
 from .traffic import Sent, Traffic
 from .trip import Gradients, Trip
+from .uncompiled import uncompiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class ParallelExperts(nn.Module):
         """Say which tokens the next forward is about, int64 `[T]`."""
         self.sample, self.position = sample_T, position_T
 
-    @_disable_dynamo
+    @uncompiled
     def forward(self, x_TM: Tensor, ids_TK: Tensor, weight_TK: Tensor) -> Tensor:
         """The weighted sum of each token's experts, ids 0 to E-1, `[T, M]`: tokens travel to them and return.
 
@@ -154,7 +154,7 @@ class ParallelExperts(nn.Module):
         with lap("combine"):
             return copies.summed(y_nM, len(x_TM))
 
-    @_disable_dynamo
+    @uncompiled
     def carry(
         self,
         x_TM: Tensor,

@@ -65,6 +65,7 @@ class Pipemoe(Strategy):
                 " measure again, or correct --link"
             )
         decision = unequal(pipeline, table) if params.method == "unequal" else table.degrees(params.method)
+        baselines = () if task.inner else BASELINES  # a candidate is held against today alone
         options = PipelineOptions(
             method=params.method,
             max_degree=table.max_degree,
@@ -72,7 +73,7 @@ class Pipemoe(Strategy):
             full_duplex=pipeline.passes.full_duplex,
             backward=pipeline.passes.backward,
             placement="contiguous" if task.base is None else "base",
-            baselines={name: table.degrees(name) for name in BASELINES if name != params.method},
+            baselines={name: table.degrees(name) for name in baselines if name != params.method},
             a2a_ffn_overlap_degree=table.tutel,
             **stages_of(pipeline, Cuts.of(decision)),
         )
