@@ -7,7 +7,7 @@ of what today's step takes there; without seconds, of today's load on the busies
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -18,8 +18,8 @@ from ....runtime.exports import ENGINES, keeps_near, unserved
 from ....runtime.plan import Metric, Plan
 from ....solvers.outcome import Status
 from ...evaluate.evaluate import MATTERS, evaluate
-from ...evaluate.journey import today
-from ...evaluate.metrics import BALANCE, METRICS
+from ...evaluate.journey import Contender, today
+from ...evaluate.metrics import BALANCE, METRICS, Figures
 from ...evaluate.price import STEP
 from ...options import AutoOptions, Currency, Ended, Tried
 from ...params import Params
@@ -92,6 +92,7 @@ class Search:
     tried: dict[Parts, Candidate] = field(default_factory=dict)
     refused: dict[Parts, str] = field(default_factory=dict)  #: Why parts could not be tried
     status: Ended = Status.FEASIBLE
+    known: dict[tuple[Hashable, ...], Figures] = field(default_factory=dict)  #: Of today, by label and scenes
 
     def run(self) -> None:
         """Try every part alone, the best ones with others on top, then other parts in place of each.
@@ -120,9 +121,8 @@ class Search:
     def metric(self) -> Currency:
         """The currency: the seconds of a step where those of today's are known, else the busiest device's load."""
         task = replace(self.task, request=replace(self.task.request, size=self.task.size), inner=True)
-        usual = today(task.model, task.request.cluster)
-        evaluated = evaluate(task.judging_scenes, [usual], replay=task.replay)
-        return STEP if STEP in evaluated.judged[usual.label].value else BALANCE
+        figures = self.judged_today(task, today(task.model, task.request.cluster))
+        return STEP if STEP in figures.value else BALANCE
 
     def parts(self) -> Iterator[Part]:
         """Parts that the use, the engine and the dispatch model asked for allow; those that search long come last."""
@@ -239,10 +239,9 @@ class Search:
         from ...solve import plan_and_today
 
         task = decided.task
-        evaluated = evaluate(
-            task.judging_scenes, plan_and_today(task, decided.plan, decided.sidecars), replay=task.replay
-        )
-        ours, usual = evaluated.judged.values()
+        own, other = plan_and_today(task, decided.plan, decided.sidecars)
+        evaluated = evaluate(task.judging_scenes, [own], replay=task.replay)
+        (ours,), usual = evaluated.judged.values(), self.judged_today(task, other)
         if self.metric not in ours.value or self.metric not in usual.value:
             missing = evaluated.seconds.missing if evaluated.seconds else {}
             raise InputError(
@@ -250,6 +249,14 @@ class Search:
             )
         share = ours.share(self.metric, usual) or Metric(value=0.0, low=None, high=None)
         return share, ours.value, usual.value
+
+    def judged_today(self, task: Task, contender: Contender) -> Figures:
+        """The figures of what runs today on the part that judges, computed once for all candidates."""
+        scenes = task.judging_scenes
+        key = (contender.label, *(scene for _, scene in scenes))
+        if key not in self.known:
+            (self.known[key],) = evaluate(scenes, [contender], replay=task.replay).judged.values()
+        return self.known[key]
 
     def task_of(self, part: Part, base: "Decided | None", *, inner: bool, search_s: float = math.inf) -> Task:
         """The task of a part on top of what was decided, in the same steps as all others."""

@@ -7,6 +7,7 @@ Legend: B steps; L MoE layers, or those that a candidate is tried on; E experts;
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -111,10 +112,16 @@ def _judged(by: By, task: Task, slots: Ints) -> Floats:
     num_layers, num_parts = task.model.num_layers, _num_parts(task)
     stride = -(-num_layers // TRIAL_LAYERS) if by in BY_STEPS else 1
     balance_PL = np.full((num_parts, num_layers), np.nan)
-    for part in range(num_parts):
-        layers = slice(part * stride // num_parts, None, stride)
-        seen, unseen = left_out(task, part, layers)
-        balance_PL[part, layers] = _mean_balance(unseen, solved(by, loads_by(by, seen), task, slots).placement)
+    layers_P = [slice(part * stride // num_parts, None, stride) for part in range(num_parts)]
+
+    def judged(sides: tuple[Weighted, Weighted]) -> Floats:
+        seen, unseen = sides
+        return _mean_balance(unseen, solved(by, loads_by(by, seen), task, slots).placement)
+
+    sides_P = [left_out(task, part, layers) for part, layers in enumerate(layers_P)]
+    with ThreadPoolExecutor(num_parts) as pool:
+        for part, (layers, balance_L) in enumerate(zip(layers_P, pool.map(judged, sides_P), strict=True)):
+            balance_PL[part, layers] = balance_L
     return balance_PL
 
 
