@@ -20,8 +20,8 @@ def exflow() -> None:
     weights = np.random.default_rng(0).random((3, 8, 8))
     for cluster in (Cluster(1, 2), NODES):
         for slots in (None, 8 // cluster.num_devices + 1):
-            solver.solve(weights, cluster, slots=slots, time_limit_s=0.3)
-        solver.solve(weights, cluster, coactivation=np.ones((4, 8, 8)), time_limit_s=0.3)
+            solver.solve(weights, cluster, slots=slots, time_limit_s=0.05)
+        solver.solve(weights, cluster, coactivation=np.ones((4, 8, 8)), time_limit_s=0.05)
 
 
 def balance() -> None:

@@ -9,11 +9,13 @@ R repeats.
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numba  # noqa: F401  loaded once for all ranks, one of whose plans needs it, which are forks
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -157,15 +159,13 @@ def run_demo(folder: Path, *, on_progress: Callable[[str], None] = lambda _: Non
     say = partial(_counted, on_progress)
     say(1, "compiling what solves: this is kept")
     compile_solvers()
-    prefill, decode = plan_published(folder, partial(say, 2))
-    say(3, "recording the embedded model on text")
-    record_embedded(record_text(), folder / "traces")
-    text = other_text()[: RUN_SAMPLES * SAMPLE_TOKENS]
-    other = record_embedded(text, folder / "other-traces")
-    trials = _trials(folder, partial(say, 4))
-    tokens_IS = samples(text, SAMPLE_TOKENS)
+    with ThreadPoolExecutor(1) as beside:  # most of either half keeps one core busy
+        local = beside.submit(_plan_embedded, folder)
+        prefill, decode = plan_published(folder, partial(say, 2))
+        say(3, "recording the embedded model on text, and planning for it")
+        tokens_IS, other, trials = local.result()
     ids_TLK = np.concatenate([batch.ids for batch in other.batches()])
-    say(5, f"running the model on {CLUSTER.num_devices} processes under {len(trials)} plans")
+    say(4, f"running the model on {CLUSTER.num_devices} processes under {len(trials)} plans")
     ranks = run_world(CLUSTER.num_devices, _run_rank, Job(trials, tokens_IS, ids_TLK, ROUNDS), timeout_s=TIMEOUT_S)
     assert ranks is not None  # the demo starts its own ranks
     beside = _profile_beside(ranks[0].reports)
@@ -195,10 +195,18 @@ def timed_ffn(ffn_size: int) -> int:
 
 
 def _counted(on_progress: Callable[[str], None], number: int, words: str) -> None:
-    on_progress(f"{number} of 5: {words}")
+    on_progress(f"{number} of 4: {words}")
 
 
-def _trials(folder: Path, say: Callable[[str], None]) -> list[Trial]:
+def _plan_embedded(folder: Path) -> tuple[NDArray[np.int64], Trace, list[Trial]]:
+    """Samples of a text, `[I, S]`, the embedded model's routing on them, and plans by its routing on another text."""
+    record_embedded(record_text(), folder / "traces")
+    text = other_text()[: RUN_SAMPLES * SAMPLE_TOKENS]
+    other = record_embedded(text, folder / "other-traces")
+    return samples(text, SAMPLE_TOKENS), other, _trials(folder)
+
+
+def _trials(folder: Path) -> list[Trial]:
     """Plans by the embedded model's routing: today's, a placement, a pipeline, a sample policy."""
     asked: dict[str, dict[str, Any]] = {
         "today": {"strategy": "contiguous"},
@@ -208,9 +216,7 @@ def _trials(folder: Path, say: Callable[[str], None]) -> list[Trial]:
     trials = []
     for name, settings in asked.items():
         path = folder / f"{name.split()[0]}.json"
-        made = make(Request.of(trace=str(folder / "traces"), cluster=CLUSTER, **settings), on_progress=say)
-        if made.interrupted:
-            raise KeyboardInterrupt
+        made = make(Request.of(trace=str(folder / "traces"), cluster=CLUSTER, **settings))
         made.save(path)
         trials.append(Trial(name, path))
     model = made.plan.model

@@ -4,6 +4,7 @@ The routing is the example that ships, the seconds are those of the preset, and 
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ...profilers import profile
@@ -23,16 +24,17 @@ def plan_published(folder: Path, say: Callable[[str], None]) -> tuple[Plan, Plan
     say(f"unpacking the routing of {EXAMPLE}")
     trace, hardware = folder / EXAMPLE, folder / f"{PRESET}.json"
     write_example(EXAMPLE, trace)
-    measured, plans = on_cluster(load_preset(PRESET), CLUSTER, [LINK]), []
+    measured = on_cluster(load_preset(PRESET), CLUSTER, [LINK])
     profile.save(measured, hardware)
-    for name, strategy, size in (
-        ("plan.json", "auto", {"tokens_per_step": TOKENS}),
-        ("decode.json", "eplb", {"concurrency": SEQUENCES}),
-    ):
+
+    def planned(name: str, strategy: str, progress: Callable[[str], None], **size: int) -> Plan:
         request = Request.of(strategy=strategy, trace=str(trace), cluster=measured.cluster, profile=hardware, **size)
-        made = make(request, on_progress=say)
+        made = make(request, on_progress=progress)
         if made.interrupted:
             raise KeyboardInterrupt
         made.save(folder / name)
-        plans.append(made.plan)
-    return plans[0], plans[1]
+        return made.plan
+
+    with ThreadPoolExecutor(1) as beside:
+        decode = beside.submit(planned, "decode.json", "eplb", lambda _: None, concurrency=SEQUENCES)
+        return planned("plan.json", "auto", say, tokens_per_step=TOKENS), decode.result()
