@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numba  # noqa: F401  loaded once for all ranks, one of whose plans needs it, which are forks
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -53,7 +52,7 @@ from .text import SAMPLE_TOKENS, other_text, record_embedded, record_text, sampl
 
 CLUSTER = Cluster(1, 4)
 CHUNKS = 2  # of every layer in the plan of a pipeline
-SEARCH_S = 2.0
+SEARCH_S = 1.0
 TIMEOUT_S = 120.0
 RUN_SAMPLES = 128  # of the text
 ROUNDS = 5  # of timed forwards
@@ -159,8 +158,8 @@ def run_demo(folder: Path, *, on_progress: Callable[[str], None] = lambda _: Non
     say = partial(_counted, on_progress)
     say(1, "compiling what solves: this is kept")
     compile_solvers()
-    with ThreadPoolExecutor(1) as beside:  # most of either half keeps one core busy
-        local = beside.submit(_plan_embedded, folder)
+    with ThreadPoolExecutor(1) as pool:  # most of either half keeps one core busy
+        local = pool.submit(_plan_embedded, folder)
         prefill, decode = plan_published(folder, partial(say, 2))
         say(3, "recording the embedded model on text, and planning for it")
         tokens_IS, other, trials = local.result()

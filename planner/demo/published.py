@@ -35,6 +35,6 @@ def plan_published(folder: Path, say: Callable[[str], None]) -> tuple[Plan, Plan
         made.save(folder / name)
         return made.plan
 
-    with ThreadPoolExecutor(1) as beside:
-        decode = beside.submit(planned, "decode.json", "eplb", lambda _: None, concurrency=SEQUENCES)
+    with ThreadPoolExecutor(1) as pool:
+        decode = pool.submit(planned, "decode.json", "eplb", lambda _: None, concurrency=SEQUENCES)
         return planned("plan.json", "auto", say, tokens_per_step=TOKENS), decode.result()

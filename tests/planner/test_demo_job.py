@@ -52,6 +52,7 @@ def test_ctrl_c_ends_it(tmp_path: Path, monkeypatch: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(job, "compile_solvers", lambda: None)
+    monkeypatch.setattr(job, "_plan_embedded", lambda _: None)
     monkeypatch.setattr(job, "plan_published", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_demo(tmp_path)
