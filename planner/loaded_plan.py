@@ -85,7 +85,7 @@ class LoadedPlan:
         return BALANCE if by_loads else self.strategy.judged_on(scene, self.contender.journey.dispatch_model)
 
     def unseen(self, index: UnitIndex | SampleIndex, sha256: str, phases: Sequence[str]) -> Bools:
-        """Check whether each unit of a trace was not fitted, `[U]`: all of another trace's.
+        """Mask of the units of a trace that were not fitted, `[U]`: all of another trace's.
 
         Blocks of rows are numbered among the phases read; where the plan read others, all count as fitted.
         """

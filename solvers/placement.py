@@ -126,7 +126,7 @@ class Placement:
         return experts
 
     def holds(self, layer: int) -> Bools:
-        """Check whether expert e of a layer is on device d, `[E, D]`."""
+        """Mask of the devices that hold each expert of a layer, `[E, D]`."""
         held_ED = np.zeros((self.num_experts, self.num_devices), dtype=np.bool_)
         held_ED[self.physical_to_logical[layer], self.device_of_slot] = True
         return held_ED

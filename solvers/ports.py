@@ -24,7 +24,7 @@ def link_classes(cluster: Cluster) -> tuple[LinkClass, ...]:
 
 
 def remote_visits(devices: NDArray[np.integer], end: NDArray[np.integer]) -> Bools:
-    """Check whether a token's choice brings it to a device that is neither its end nor one met before, `[K, T]`.
+    """Mask of the choices that bring a token to a device that is neither its end nor one met before, `[K, T]`.
 
     Parameters
     ----------

@@ -72,7 +72,7 @@ class SampleLoads:
         self._limit = np.uint64(2**64 - 1)
 
     def keeps(self, samples: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Check whether each of these samples is still looked at."""
+        """Mask of the samples that are still looked at."""
         return np.asarray(mixed(samples) <= self._limit)
 
     def add(self, sample_R: NDArray[np.int64], layer_R: NDArray[np.int32], counts_RE: NDArray[np.int64]) -> None:

@@ -34,7 +34,7 @@ def with_units(batches: Iterable[TokenBatch]) -> Iterator[tuple[TokenBatch, NDAr
 
 
 def fitted(ids: NDArray[np.int64], *, seed: int, fraction: float, salt: str = "") -> NDArray[np.bool_]:
-    """Check whether each of these units is fitted, `[U]`; another `salt` splits anew.
+    """Mask of the units that are fitted, `[U]`; another `salt` splits anew.
 
     Notes
     -----

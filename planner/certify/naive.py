@@ -311,7 +311,7 @@ def _first(device_RK: Numbers, here_R: Numbers) -> Numbers:
 
 
 def _visited(device_RK: Numbers, size: int) -> Numbers:
-    """Check whether a token visits each device, or node, `[R, D]`."""
+    """Visits of each token to each device, or node, `[R, D]`, as 0 and 1."""
     visited = np.zeros((len(device_RK), size + 1), np.int64)
     visited[np.arange(len(device_RK))[:, None], device_RK] = 1  # the last column is for cells not routed, -1
     return visited[:, :size]

@@ -96,7 +96,7 @@ def carried(plan: Plan, engine: Engine) -> str:
 
 
 def answer(plan: Plan) -> str:
-    """Check whether a plan pays, and by how much, for which step, on which samples."""
+    """The answer: whether a plan pays, by how much, for which step, on which samples."""
     verdict, evaluation = plan.verdict, plan.evaluation
     if verdict is None or evaluation is None:
         return f"{doubt(plan) or 'benefit'}: the plan holds no figures that show it"

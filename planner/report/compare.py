@@ -92,7 +92,7 @@ def write_matrices(comparison: Comparison, path: Path) -> None:
 
 
 def _answers(comparison: Comparison) -> Iterator[str]:
-    """Check whether every plan pays, and the samples it is judged on."""
+    """The answer for every plan: whether it pays, and the samples it is judged on."""
     for one in comparison.compared:
         stands = "no longer pays" if one.paid_when_solved else "does not pay"
         if one.verdict.value == "benefit":

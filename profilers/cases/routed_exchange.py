@@ -127,7 +127,7 @@ class RoutedExchange(Collective):
 
 
 def ways(num_ranks: int) -> Sequence[Size]:
-    """Check whether tokens move on, and percent that ranks keep: of even copies, or half of the others more."""
+    """Tokens that return or move on, and percent that ranks keep: of even copies, or half of the others more."""
     even = 100 // num_ranks
     return [{"moves": moves, "kept": kept} for kept in ((100 + even) // 2, even) for moves in (0, 1)]
 

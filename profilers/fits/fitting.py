@@ -78,7 +78,7 @@ def fit_arrays(
 
 
 def _tried(sizes: Sizes, curve: str | None) -> tuple[Mask, dict[str, Array]]:
-    """Check whether each size was held out, `[S]`, and measured / predicted seconds of each kind on these."""
+    """Mask of the sizes held out, `[S]`, and measured / predicted seconds of each kind on these."""
     held = folds(sizes, curve)
     parts = [sizes, *(sizes.where(~unseen) for unseen in held)] if held else []
     kinds = [kind for kind in FITTERS if parts and all(_suits(kind, part) for part in parts)]

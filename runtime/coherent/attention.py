@@ -95,7 +95,7 @@ def batches(count_C: Tensor, keys_C: Tensor) -> Iterator[Tensor]:
 
 
 def _seen(query: Tensor, key: Tensor, window: int | None) -> Tensor:
-    """Check whether queries at these positions `[..., Tq]` see keys at those `[..., Tk]`, bool `[..., Tq, Tk]`."""
+    """Mask of the keys that queries at these positions `[..., Tq]` see at those `[..., Tk]`, bool `[..., Tq, Tk]`."""
     back = query[..., None] - key[..., None, :]
     return back >= 0 if window is None else (back >= 0) & (back < window)
 

@@ -32,7 +32,7 @@ class Batch:
 
     @property
     def real(self) -> Tensor:
-        """Check whether each position holds a token, not padding, bool `[B, S]`."""
+        """Mask of the positions that hold a token, not padding, bool `[B, S]`."""
         return torch.ones_like(self.tokens, dtype=torch.bool) if self.mask is None else self.mask.bool()
 
 

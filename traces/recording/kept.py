@@ -61,7 +61,7 @@ class Kept:
 
 
 def sampled(sample: NDArray[np.int64], rate: float) -> NDArray[np.bool_]:
-    """Check whether each of these samples is kept: a hash of its id alone, so every rank, layer and run chooses alike.
+    """Mask of the samples that are kept: a hash of its id alone, so every rank, layer and run chooses alike.
 
     Notes
     -----

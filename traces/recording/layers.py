@@ -173,7 +173,7 @@ def _name(model: "nn.Module", config: Any) -> str:
 
 
 def _shared_experts(layer: MoELayer) -> int | None:
-    """Check whether the block around a layer's experts has one that every token passes."""
+    """1 where the block around a layer has an expert that every token passes, else 0; None without a block."""
     if layer.block is None:
         return None
     return int(any("shared" in name and "gate" not in name for name, _ in layer.block.named_children()))
