@@ -12,7 +12,7 @@ from ..profilers.profile import load as load_profile
 from ..runtime.plan import Metric, Part, Plan, Verdict
 from ..solvers.arrays import Floats
 from ..solvers.moves import experts_moved
-from ..solvers.replicas import ReplayRule
+from ..solvers.replicas import BY_STEP, ReplayRule
 from ..traces.count_form import CountTrace, open_any
 from ..traces.reader import Trace
 from .evaluate.evaluate import Evaluated, evaluate, verdict
@@ -247,10 +247,15 @@ def _check(
         raise UsageError(f"-o of {cluster.num_devices:,} devices; a matrix is drawn of {MOST_DEVICES} at most")
     if rule is not None and moving:
         raise UsageError(f"--replica-rule with {moving[0]}, which moves samples and has its own; leave it out")
-    if rule not in (None, "even") and by_counts:
+    if rule not in (None, "even", *BY_STEP) and by_counts:
         raise UsageError(
             f"--replica-rule {rule} goes by where tokens come from, and {trace.path} holds counts alone; expected even,"
-            " or a trace of tokens"
+            " lp or quota, or a trace of tokens"
+        )
+    coherent = [one.path for one in plans if one.plan.dispatch_model != "standard"]
+    if rule in BY_STEP and coherent:
+        raise UsageError(
+            f"--replica-rule {rule} with {coherent[0]}, whose tokens do not return home after each layer; leave one out"
         )
 
 

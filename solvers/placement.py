@@ -22,10 +22,12 @@ Groups = Literal["split", "whole"]
 
 
 class ReplicaRule(StrEnum):
-    """Rule by which a token chooses a replica of an expert (`solvers/replicas.py` carries it out)."""
+    """Rule by which a token chooses a replica of an expert (`solvers/replicas.py`, `step_split.py` carry it out)."""
 
     NEAREST = "nearest"
     EVEN = "even"
+    QUOTA = "quota"
+    LP = "lp"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

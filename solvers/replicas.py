@@ -9,10 +9,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import UsageError
 from .arrays import Bools
 from .placement import Placement
 
-ReplayRule = Literal["even", "nearest", "static", "round_robin"]
+ReplayRule = Literal["even", "nearest", "static", "round_robin", "quota", "lp"]
+BY_STEP = frozenset({"quota", "lp"})  # rules that go by all counts of a step (`step_split`), not by the token alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,10 @@ class ReplicaTable:
     def of(
         cls, placement: Placement, layer: int, devices_per_node: int, rule: ReplayRule | None = None
     ) -> "ReplicaTable":
-        """The table of one layer of a placement by its own rule, or another."""
+        """The table of one layer of a placement by its own rule, or another; UsageError for one that goes by steps."""
         rule = placement.replica_rule.value if rule is None else rule
+        if rule in BY_STEP and placement.has_replicas:
+            raise UsageError(f"replica rule {rule}: replicas are chosen by all counts of a step, not token by token")
         if rule == "static" and placement.has_replicas:
             return cls._static(placement, layer, devices_per_node)
         held_ED = placement.holds(layer)

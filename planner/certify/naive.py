@@ -1,8 +1,8 @@
 """The naive replay: a trace recounted token by token, row by row, under every journey.
 
 It gives what `planner.evaluate.replay` gives and shares no walk with it: visited devices are marked in a 0/1 matrix,
-not compared pair by pair, and replicas are looked up one expert at a time. Samples that are re-homed are counted one by
-one, once for each placement, and every journey of theirs is summed up from these counts.
+not compared pair by pair, and replicas are looked up one expert at a time, or as `naive_split` proves. Samples that are
+re-homed are counted one by one, once for each placement, and every journey of theirs is summed up from these counts.
 
 Legend: R rows: tokens, those of counts, or samples; L MoE layers; K experts per token; E experts; D devices; N nodes;
 B steps; I samples; U units of a part.
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ...errors import CertificationError, UsageError
 from ...solvers.placement import Placement
+from ...solvers.replicas import BY_STEP
 from ...traces.count_form import CountTable, CountTrace
 from ...traces.reader import Trace
 from ...traces.schema import TokenBatch
@@ -25,6 +26,7 @@ from ..evaluate.scene import Scene
 from ..evaluate.splits import Cohort, Located
 from ..evaluate.tally import COUNTS, Tally
 from ..evaluate.traffic import SampleCounts, SampleTraffic
+from .naive_split import NaiveSplit
 
 Numbers = NDArray[np.int64]
 ONE = np.int32(1)  # of the tables' dtype: added in place several times as fast
@@ -45,10 +47,7 @@ def naive_replay(
     ]
     if any(one.moves is None for one in journeys):
         _walk(scene, sheets)
-    return [
-        [sheet.rehomed(scene.samples) if sheet.moves else sheet.tally.by_step(sheet.cohort) for sheet in row]
-        for row in sheets
-    ]
+    return [[sheet.rehomed(scene.samples) if sheet.moves else sheet.finished() for sheet in row] for row in sheets]
 
 
 def _walk(scene: Scene, sheets: "list[list[_Sheet]]") -> None:
@@ -180,10 +179,13 @@ class _Sheet:
         self.journey, self.cohort, self.group = journey, cohort, scene.cluster.devices_per_node
         self.moves, self.by_step = journey.moves is not None, scene.samples is not None
         loads_alone = isinstance(scene.source, CountTrace) and not self.moves
-        if journey.placement.has_replicas and loads_alone and journey.rule != "even":
+        splits = journey.placement.has_replicas and journey.rule in BY_STEP
+        if journey.placement.has_replicas and loads_alone and journey.rule != "even" and not splits:
             raise CertificationError(f"counts do not say which replica serves a token by the rule {journey.rule}")
-        if journey.rule not in ("even", "nearest"):
-            raise UsageError(f"replicas by the rule {journey.rule}; expected even or nearest")
+        if journey.rule not in ("even", "nearest", *BY_STEP):
+            raise UsageError(f"replicas by the rule {journey.rule}; expected even, nearest, quota or lp")
+        if splits and (self.moves or journey.dispatch_model != "standard"):
+            raise UsageError(f"replicas by the rule {journey.rule}, of tokens that do not return home")
         ports, between = ((self.moves or asked) and not loads_alone for asked in (ports, between))
         by_step = self.by_step or loads_alone
         tally = Tally.empty(journey, cohort, scene.cluster, ports=ports, between=between, by_step=by_step)
@@ -191,15 +193,33 @@ class _Sheet:
             tally = replace(tally, counts=tally.counts[:, :0], loads=tally.loads.astype(np.float64), sent=None)
         self.tally, self.counts = tally, dict(zip(COUNTS, tally.counts.T, strict=False))
         self.holders = [] if self.moves else holders_of(journey.placement)
+        self.split = self.experts = None
+        if splits:
+            self.split = NaiveSplit(scene, cohort, journey)
+            if loads_alone:
+                model = scene.source.meta.model
+                self.experts = np.zeros((cohort.num_rows, model.num_layers, model.num_experts), np.int64)
+            else:
+                self.split.deal()
 
     def add_counts(self, table: CountTable, rows_R: Numbers, step_R: Numbers) -> None:
         """Add the rows of a table that belong to complete steps of this part."""
+        if self.experts is not None:
+            np.add.at(self.experts, (step_R, table.layer[rows_R]), table.counts[rows_R])
+            return
         for layer, holders in enumerate(self.holders):
             here = table.layer[rows_R] == layer
             counts_RE = table.counts[rows_R[here]]
             for expert, devices in enumerate(holders):
                 for device in devices:
                     np.add.at(self.tally.loads[:, layer, device], step_R[here], counts_RE[:, expert] / len(devices))
+
+    def finished(self) -> Tally:
+        """The tally by step, once the trace is read."""
+        if self.split is not None and self.experts is not None:
+            for layer in range(self.experts.shape[1]):
+                self.tally.loads[:, layer] = self.split.loads_of(layer, self.experts[:, layer])
+        return self.tally.by_step(self.cohort)
 
     def rehomed(self, samples: SampleCounts | None) -> Tally:
         """The tally of the samples of complete steps, each where it is when a layer begins and when it ends."""
@@ -231,7 +251,11 @@ class _Sheet:
         row = at.step if self.by_step else at.unit
         _add(self.counts["tokens"], row, once)
         for layer, holders in enumerate(self.holders):
-            device_RK = devices_of(batch.ids[at.rows, layer], holders, self.journey.rule, here, at.turn, self.group)
+            ids = batch.ids[at.rows, layer]
+            if self.split is not None:
+                device_RK = self.split.devices_of(layer, ids, here, at.step)
+            else:
+                device_RK = devices_of(ids, holders, self.journey.rule, here, at.turn, self.group)
             first = device_RK[:, 0]
             after = _first(device_RK, here) if self.journey.dispatch_model == "coherent" else here
             visits_RD = _visited(device_RK, size)

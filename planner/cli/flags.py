@@ -16,7 +16,7 @@ from ..strategies.registry import STRATEGIES
 
 # As `runtime.decisions` and `solvers.replicas` have them, which load numpy.
 Dispatch = Literal["standard", "coherent", "migrating"]
-ReplicaRule = Literal["even", "nearest", "static", "round_robin"]
+ReplicaRule = Literal["even", "nearest", "static", "round_robin", "quota", "lp"]
 StrategyFlags = dict[str, Any]
 SEVERAL = "several strategies"  # panel of the flags that more than one strategy has
 ENGINES = "sglang, vllm, vllm-ascend, tensorrt-llm, tutel"

@@ -8,26 +8,30 @@ Legend: T tokens; L MoE layers; K experts per token; B steps; E experts; D devic
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ...solvers.arrays import Bools, Ints
-from ...solvers.cost import remote_copies
+from ...solvers.cost import inter_ratio, remote_copies
 from ...solvers.ports import combined_at, port_copies, remote_visits
-from ...solvers.replicas import ReplicaTable
+from ...solvers.replicas import BY_STEP, ReplicaTable
 from ...traces.count_form import CountTrace
+from ...traces.reader import Trace
 from .journey import Journey
 from .scene import Scene
-from .splits import Located
+from .splits import Cohort, Located
 from .tally import COUNTS, Tally, check_cells
 from .traffic import sample_tally
 
 MAX_LOADS = 2**28  # of 8 bytes
+# The devices of a layer's routed cells, `[T, K]`, of ids `[T, K]`, where tokens are `[T]`, and their place in a cohort.
+Choose = Callable[[int, NDArray[np.uint16], Ints, Located], NDArray[np.int32]]
 
 
 class Replay(Protocol):
@@ -130,21 +134,72 @@ def _walked(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: 
         for cohort in cohorts:
             layers, devices = trace.meta.model.num_layers, cluster.num_devices
             check_cells("loads", cluster, steps=cohort.num_rows, layers=layers, devices=devices)
-        return [[Tally.of_loads(loads_BLE, journey) for journey in journeys] for loads_BLE in _row_loads(scene)]
+        rows = zip(cohorts, _row_loads(scene), strict=True)
+        return [[Tally.of_loads(loads_BLE, one, cohort) for one in journeys] for cohort, loads_BLE in rows]
     by_step = scene.samples is not None  # those that are re-homed depend on each other in a step
     walkers = [_Walker(journey, cluster) for journey in journeys]
+    choosers = _choosers(trace, scene, journeys)
     tallies = [
         [Tally.empty(one, cohort, cluster, ports=ports, between=between, by_step=by_step) for one in journeys]
         for cohort in cohorts
     ]
     for batch, unit_T in scene.index.batches(trace, scene.phases or None):
-        for cohort, row in zip(cohorts, tallies, strict=True):
+        for cohort, row, choosing in zip(cohorts, tallies, choosers, strict=True):
             located = cohort.locate(batch, unit_T)
             ids_LTK = np.ascontiguousarray(batch.ids[located.rows].transpose(1, 0, 2))
             row_T = located.step if by_step else located.unit
-            for walker, tally in zip(walkers, row, strict=True):
-                walker.walk(ids_LTK, located, tally, row_T)
+            for walker, tally, choose in zip(walkers, row, choosing, strict=True):
+                walker.walk(ids_LTK, located, tally, row_T, choose)
     return tallies
+
+
+def _choosers(trace: Trace, scene: Scene, journeys: Sequence[Journey]) -> list[list[Choose]]:
+    """How tokens choose replicas, `[cohort][journey]`: each for itself, or by all counts of its step."""
+    cluster, splits = scene.cluster, [one.rule in BY_STEP and one.placement.has_replicas for one in journeys]
+    if any(one.dispatch_model != "standard" for one, split in zip(journeys, splits, strict=True) if split):
+        raise UsageError("replica rules quota and lp go by where tokens are at home; expected standard dispatch")
+    counted = _step_pairs(trace, scene) if any(splits) else []
+    alone = [
+        None if split else _by_token(one, cluster.devices_per_node) for one, split in zip(journeys, splits, strict=True)
+    ]
+    return [
+        [choose or _by_step(one, cohort, counted[number], cluster) for one, choose in zip(journeys, alone, strict=True)]
+        for number, cohort in enumerate(scene.cohorts)
+    ]
+
+
+def _by_token(journey: Journey, group: int) -> Choose:
+    placement, rule = journey.placement, journey.replica_rule
+    tables = [ReplicaTable.of(placement, layer, group, rule) for layer in range(placement.num_layers)]
+    return lambda layer, ids_TK, here_T, at: tables[layer].choose(ids_TK, here_T, at.turn)
+
+
+def _by_step(journey: Journey, cohort: Cohort, pairs: NDArray[np.int32], cluster: Cluster) -> Choose:
+    from ...solvers.step_split import StepSplit
+
+    split = StepSplit(journey.placement, journey.rule, pairs, cluster.devices_per_node, round(inter_ratio(cluster)))
+    step_M = np.append(cohort.step_of_row, cohort.num_steps)  # the last of tokens that are in none
+    return lambda layer, ids_TK, here_T, at: split.choose(layer, ids_TK, here_T, step_M[at.step])
+
+
+def _step_pairs(trace: Trace, scene: Scene) -> list[NDArray[np.int32]]:
+    """Token-expert pairs by the home of their token, in each step of every cohort, then of all that are in none.
+
+    `[B + 1, L, E, D]`.
+    """
+    model, devices, pairs = trace.meta.model, scene.cluster.num_devices, list[NDArray[np.int32]]()
+    for cohort in scene.cohorts:
+        lengths = {"layers": model.num_layers, "experts": model.num_experts, "devices": devices}
+        check_cells("pairs of steps", scene.cluster, steps=cohort.num_steps + 1, **lengths)
+        pairs.append(np.zeros((cohort.num_steps + 1, *lengths.values()), np.int32))
+    for batch, unit_T in scene.index.batches(trace, scene.phases or None):
+        for cohort, pairs_BLED in zip(scene.cohorts, pairs, strict=True):
+            at = cohort.locate(batch, unit_T)
+            ids_TLK, step_M = batch.ids[at.rows], np.append(cohort.step_of_row, cohort.num_steps)
+            token, layer, choice = np.nonzero(ids_TLK < model.num_experts)
+            cell = step_M[at.step][token], layer, ids_TLK[token, layer, choice], at.home[token]
+            np.add.at(pairs_BLED, cell, np.int32(1))
+    return pairs
 
 
 class _Walker:
@@ -152,12 +207,8 @@ class _Walker:
 
     def __init__(self, journey: Journey, cluster: Cluster) -> None:
         self.journey, self.cluster, self.group = journey, cluster, cluster.devices_per_node
-        self.tables = [
-            ReplicaTable.of(journey.placement, layer, self.group, journey.replica_rule)
-            for layer in range(journey.placement.num_layers)
-        ]
 
-    def walk(self, ids_LTK: NDArray[np.uint16], at: Located, tally: Tally, row_T: Ints) -> None:
+    def walk(self, ids_LTK: NDArray[np.uint16], at: Located, tally: Tally, row_T: Ints, choose: Choose) -> None:
         """Add the tokens of a batch to a tally; `row_T` is the row of its counts that each adds to, -1 for none."""
         counts = {name: np.zeros(len(at.rows), dtype=np.int64) for name in COUNTS}
         counts["tokens"] += 1
@@ -167,7 +218,7 @@ class _Walker:
         through_ports = partial(port_copies, step=step_T, num_steps=end - first, cluster=self.cluster)
         here_T, before_T = at.home, np.full(len(at.rows), -1)
         for layer, ids_TK in enumerate(ids_LTK):
-            device_TK = self.tables[layer].choose(ids_TK, here_T, at.turn)
+            device_TK = choose(layer, ids_TK, here_T, at)
             after_T = combined_at(self.journey.dispatch_model, here_T, device_TK)
             out_KT = self._count_copies(device_TK, here_T, counts, times=2 if after_T is here_T else 1)
             back_KT = None if after_T is here_T else self._count_copies(device_TK, after_T, counts)

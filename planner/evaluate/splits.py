@@ -65,6 +65,11 @@ class Cohort:
         return self.num_steps if self.blocks is None else len(self.blocks.tokens)
 
     @property
+    def step_of_row(self) -> Ints:
+        """The step of each row of a tally, `[M]`."""
+        return np.arange(self.num_rows) // (1 if self.blocks is None else self.blocks.per_step)
+
+    @property
     def num_steps(self) -> int:
         """Number of complete steps; 1 where no step is complete."""
         if self.blocks is not None:

@@ -17,6 +17,7 @@ from ...profilers.cluster import Cluster
 from ...solvers.arrays import Floats, Ints
 from ...solvers.placement import ReplicaRule
 from ...solvers.ports import link_classes
+from ...solvers.replicas import BY_STEP
 from .splits import Cohort
 from .steps import mixed_rows
 
@@ -116,19 +117,26 @@ class Tally:
         return cls(counts, np.zeros(shape, np.int64), placement.slots, traffic, pairs, sent=sent)
 
     @classmethod
-    def of_loads(cls, loads: Ints, journey: "Journey") -> Self:
-        """A tally of the loads of experts alone, `[B, L, E]`, the replicas of an expert sharing alike.
+    def of_loads(cls, loads: Ints, journey: "Journey", cohort: Cohort) -> Self:
+        """A tally of the loads of experts alone, `[B, L, E]`, replicas sharing alike, or as a step is split.
 
         UsageError where tokens choose replicas by where they are.
         """
         placement, rule = journey.placement, journey.rule
-        if placement.has_replicas and rule != ReplicaRule.EVEN:
+        if not placement.has_replicas or rule == ReplicaRule.EVEN:
+            held_LED = map(placement.holds, range(placement.num_layers))
+            shares = (held_ED / held_ED.sum(axis=1, keepdims=True) for held_ED in held_LED)
+            load_LBD = [loads[:, layer] @ share_ED for layer, share_ED in enumerate(shares)]
+        elif rule in BY_STEP:
+            from ...solvers.step_split import layer_holders, split_loads
+
+            holders = layer_holders(placement, placement.num_devices)
+            load_LBD = [split_loads(loads[:, layer], cohort.step_of_row, of) for layer, of in enumerate(holders)]
+        else:
             raise UsageError(
                 f"which replica serves a token depends on where it is ({rule}), and counts do not say;"
-                " expected the rule even (--strategy eplb), no replicas, or a trace of tokens"
+                " expected a rule that loads tell (even, lp, quota), no replicas, or a trace of tokens"
             )
-        held_LED = map(placement.holds, range(placement.num_layers))
-        load_LBD = [loads[:, n] @ (held_ED / held_ED.sum(axis=1, keepdims=True)) for n, held_ED in enumerate(held_LED)]
         return cls(np.zeros((len(loads), 0), np.int64), np.stack(load_LBD, axis=1), placement.slots)
 
     @property

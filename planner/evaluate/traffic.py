@@ -108,9 +108,9 @@ class SampleCounts:
                 f" are {cells:,} counts; expected at most {MAX_CELLS:,}: plan by a part of the trace"
             )
         for name in (name for name, placement in new.items() if placement.has_replicas):
-            if new[name].replica_rule is ReplicaRule.NEAREST:
+            if (rule := new[name].replica_rule) is not ReplicaRule.EVEN:
                 raise UsageError(
-                    f"the {name} placement has replicas and the rule nearest, so that traffic depends on where samples"
+                    f"the {name} placement has replicas and the rule {rule}, so that traffic depends on where samples"
                     " are; expected no replicas, or the rule even (--strategy eplb)"
                 )
             if isinstance(self.trace, CountTrace):

@@ -23,6 +23,8 @@ RULES = {  # what engines do
     "nearest": "the token's own device, else its node, else all alike",
     "static": "a fixed one for each device: its own, else on its node, else a fair choice (SGLang)",
     "round_robin": "in turn, each device from an offset of its own (TensorRT-LLM)",
+    "quota": "by the exact split of each step, near their tokens",
+    "lp": "by the exact split of each step, wherever tokens are (SGLang's lp)",
 }
 
 

@@ -102,7 +102,9 @@ def test_tokens_at_home_and_on_the_move(
     placement = random_placement(rng, slots.tolist(), rule)
     fraction = 1.0 if not columns else 0.6
     scene = scene_of(trace, cluster, fraction=fraction)
-    assert_alike(scene, [Journey(model, placement) for model in ("standard", "coherent")], fraction=fraction)
+    by_step = rule in (ReplicaRule.QUOTA, ReplicaRule.LP)
+    models = ("standard",) if by_step else ("standard", "coherent")
+    assert_alike(scene, [Journey(model, placement) for model in models], fraction=fraction)
 
 
 @settings(max_examples=40)
@@ -132,7 +134,9 @@ def test_steps_of_every_size(
     trace = decoding(whole, tmp_path_factory.mktemp("decoding") / "trace", first, gaps=gaps)
     asked, placement = StepSize(unit, number), random_placement(rng, [EXPERTS] * size, ReplicaRule.EVEN)
     scene = scene_of(trace, cluster, fraction=0.6, each=asked, phases=("decode",))
-    assert_alike(scene, [Journey(model, placement) for model in ("standard", "coherent")], size=asked)
+    standard, coherent = (Journey(model, placement) for model in ("standard", "coherent"))
+    split = [replace(standard, replica_rule=rule) for rule in ("quota", "lp")]
+    assert_alike(scene, [standard, coherent, *split], size=asked)
 
 
 def decoding(trace: Any, folder: Path, first: int, *, gaps: bool) -> Any:
@@ -168,8 +172,9 @@ def test_counts(make_trace: Any, tmp_path_factory: Any, seed: int, cluster: str,
     tokens = make_trace(samples=30, tokens=9, seed=seed % 97, unrouted=0.1, columns=columns, ranks=size)
     trace = counted(tokens, tmp_path_factory.mktemp("counts") / "trace")
     fraction = 1.0 if not columns else 0.6
-    replicated = random_placement(rng, [EXPERTS] + [3] * (size - 1), ReplicaRule.EVEN)
-    assert_alike(scene_of(trace, cluster, fraction=fraction), [Journey("standard", replicated)], fraction=fraction)
+    replicated = Journey("standard", random_placement(rng, [EXPERTS] + [3] * (size - 1), ReplicaRule.EVEN))
+    journeys = [replicated, *(replace(replicated, replica_rule=rule) for rule in ("quota", "lp"))]
+    assert_alike(scene_of(trace, cluster, fraction=fraction), journeys, fraction=fraction)
     if "sample" in columns:
         scene = scene_of(trace, cluster, moving=True, fraction=0.6)
         moves = rng.integers(size, size=(LAYERS + 1, len(scene.index.unit_tokens)))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 
 from moeplan.errors import InputError, UsageError
 from moeplan.planner.compare import Comparison, compare
@@ -15,6 +16,8 @@ from moeplan.traces.schema import PHASES
 from moeplan.traces.split import fitted
 from tests.builders import known
 from tests.planner.makers import balances, counted, held_out, planned, rewritten, stored, tallied
+
+RULES = ("even", "quota", "lp")
 
 
 def figure(comparison: Comparison, name: str, metric: str) -> float:
@@ -123,6 +126,43 @@ def test_a_rule_replays_what_an_engine_does_with_every_token(make_trace: Any, pa
     assert figure(comparison, "plan.json", "device_copies") == pytest.approx(between.sum() / len(batch) / 3, rel=1e-12)
     np.testing.assert_array_equal(comparison.between[f"{path}/standard"], between)
     assert as_dict(comparison)["replica_rule"] == rule
+
+
+@pytest.mark.parametrize("rule", ["quota", "lp"])
+def test_the_exact_split_has_the_loads_of_a_linear_programme_on_tokens_and_on_counts(
+    make_trace: Any, tmp_path: Path, path: Path, rule: Any
+) -> None:
+    plan = planned(make_trace(samples=40), "eplb", redundant=4, to=path)
+    trace = make_trace(samples=12, tokens=6, seed=9, columns=("sample", "step"))
+    on_tokens, on_counts = (
+        compare([path], one.path, replica_rule=rule) for one in (trace, counted(trace, tmp_path / "counts"))
+    )
+    loads = np.zeros((1000, 3, 8), np.int64)
+    for batch in trace.batches():
+        for layer in range(3):
+            np.add.at(loads[:, layer], (batch.step[:, None], batch.ids[:, layer]), 1)
+    used = [step for step in loads if step.any()]
+    ratios = [least_load(plan, layer, one[layer]) * 4 / one[layer].sum() for one in used for layer in range(3)]
+    for comparison in (on_tokens, on_counts):
+        assert figure(comparison, "plan.json", "balance") == pytest.approx(np.mean(ratios), rel=1e-12)
+    sent = {one: figure(compare([path], trace.path, replica_rule=one), "plan.json", "device_copies") for one in RULES}
+    assert sent["quota"] < min(sent["lp"], sent["even"])
+
+
+def least_load(plan: Any, layer: int, total: Any) -> int:
+    """The busiest device's load under the best split, by a linear programme over every expert and holder."""
+    cells = np.argwhere(plan.placement.holds(layer))
+    served, load = np.zeros((8, len(cells) + 1)), np.zeros((4, len(cells) + 1))
+    served[cells[:, 0], np.arange(len(cells))] = load[cells[:, 1], np.arange(len(cells))] = 1
+    load[:, -1] = -1
+    return int(np.ceil(linprog(np.eye(len(cells) + 1)[-1], load, np.zeros(4), served, total).fun - 1e-6))
+
+
+def test_the_exact_split_needs_tokens_that_return_home(make_trace: Any, tmp_path: Path) -> None:
+    trace = make_trace(samples=40)
+    planned(trace, redundant=4, to=tmp_path / "coherent.json")
+    with pytest.raises(UsageError, match="whose tokens do not return home"):
+        compare([tmp_path / "coherent.json"], trace.path, replica_rule="lp")
 
 
 def test_experts_that_move_from_the_first_plan_are_counted_with_their_bytes(make_trace: Any, tmp_path: Path) -> None:

@@ -1,0 +1,131 @@
+"""Replicas chosen by the counts of a step: the rules `quota` and `lp`, for tokens that are at home before every layer.
+
+Both split the token-expert pairs of a layer and step so that the busiest device holds as little as can be, as
+`quota.least` says. `quota` then keeps as many as can be on their own device, else on their own node: every rank knows
+what every source sends. `lp` does not go by sources: its ranks know the sums alone, and a token takes a replica in
+proportion to what each is to serve. SGLang's LP dispatch draws them, so that its loads are these up to chance; here
+tokens take turns. In loads the two rules are alike, in copies they are not.
+
+To be imported in the call that needs it, as `quota` is.
+
+Legend: B steps; M rows, parts of steps; L MoE layers; E experts; P slots; D devices; T tokens; K experts per token;
+Q queues of an expert's tokens: one a source, or one in all.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .arrays import Floats, Ints
+from .compiled import compiled
+from .placement import Placement
+from .quota import FAR, Holders, holders_of, least, nearest, split
+
+
+class StepSplit:
+    """The split of every step and layer under a placement, dealt out token by token.
+
+    Parameters
+    ----------
+    pairs
+        Token-expert pairs of every step, `[B, L, E, D]`, by the device that their token is on.
+    group, ratio
+        Devices of a node, and what a pair that crosses nodes costs of one that crosses devices.
+    """
+
+    def __init__(self, placement: Placement, rule: str, pairs: NDArray[np.int32], group: int, ratio: int) -> None:
+        num_steps, num_layers, _, num_devices = pairs.shape
+        self.by_source = rule == "quota"
+        self.holders = layer_holders(placement, group if self.by_source else num_devices)
+        shape = (num_steps, num_layers, placement.num_slots, num_devices if self.by_source else 1)
+        self._dealt, self._given = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        for step, layer in np.ndindex(num_steps, num_layers):
+            of_layer = pairs[step, layer].astype(np.int64)
+            if self.by_source:
+                self._dealt[step, layer] = split(of_layer, self.holders[layer], ratio)[0]
+            else:
+                self._dealt[step, layer, :, 0] = served(of_layer.sum(axis=1), self.holders[layer])
+
+    def choose(
+        self, layer: int, ids: NDArray[np.integer], home: NDArray[np.integer], step: NDArray[np.integer]
+    ) -> NDArray[np.int32]:
+        """The device of every routed cell, int32 `[T, K]`, -1 where `ids` names no expert; the next tokens of a step.
+
+        Those of an expert and queue take turns as `quota.in_turn` says, so that any part of a step is split alike.
+        """
+        of = self.holders[layer]
+        queue = np.asarray(home if self.by_source else np.zeros_like(home), np.int64)
+        device = np.full(ids.shape, -1, np.int32)
+        dealt, given = self._dealt[:, layer], self._given[:, layer]
+        take_turns(ids.astype(np.int64), queue, step.astype(np.int64), dealt, given, of.first, of.device, device)
+        return device
+
+
+def layer_holders(placement: Placement, group: int) -> list[Holders]:
+    """Who holds what in every layer; a node of `group` devices."""
+    rows = placement.physical_to_logical
+    return [holders_of(row_P, placement.slots, placement.num_experts, group) for row_P in rows]
+
+
+@compiled
+def served(total: Ints, holders: Holders) -> Ints:
+    """What every slot serves `[P]` of each expert's pairs `[E]`, wherever they come from."""
+    most, _, _ = least(total, holders)
+    nowhere = np.zeros((len(total), len(holders.held_first) - 1), np.int64)
+    return nearest(nowhere, total, holders, most, 1)
+
+
+def split_loads(loads: Ints, step: Ints, holders: Holders) -> Floats:
+    """Loads of devices `[M, D]` where rows of loads of experts `[M, E]` are split as their step `[M]` is."""
+    num_devices = len(holders.held_first) - 1
+    load_MD = np.zeros((len(loads), num_devices))
+    to_device_PD = np.eye(num_devices)[holders.device]
+    for rows in np.split(np.arange(len(step)), np.flatnonzero(np.diff(step)) + 1):
+        total = loads[rows].sum(axis=0)
+        share_P = served(total, holders) / np.maximum(total, 1)[holders.expert]
+        load_MD[rows] = loads[rows][:, holders.expert] @ (share_P[:, None] * to_device_PD)
+    return load_MD
+
+
+@compiled
+def take_turns(
+    ids: Ints,
+    queue: Ints,
+    step: Ints,
+    dealt: NDArray[np.int32],
+    given: NDArray[np.int32],
+    first: Ints,
+    device: Ints,
+    chosen: NDArray[np.int32],
+) -> None:
+    """Write the device of every cell `[T, K]`, the one of its expert's slots that is furthest behind its share.
+
+    Parameters
+    ----------
+    queue, step
+        Of every token, `[T]`.
+    dealt, given
+        What every slot is to serve of each queue in all, and has served so far, `[B, P, Q]`.
+    first, device
+        The slots of each expert, and their devices, as in `Holders`.
+    """
+    for t in range(ids.shape[0]):
+        b, q = step[t], queue[t]
+        for k in range(ids.shape[1]):
+            e = ids[t, k]
+            if e >= len(first) - 1:
+                continue
+            start, end = first[e], first[e + 1]
+            if end - start == 1:
+                chosen[t, k] = device[start]
+                continue
+            n, i = np.int64(0), np.int64(1)
+            for p in range(start, end):
+                n += dealt[b, p, q]
+                i += given[b, p, q]
+            best, most = start, -FAR
+            for p in range(start, end):
+                behind = dealt[b, p, q] * i - n * given[b, p, q]
+                if behind > most:
+                    best, most = p, behind
+            given[b, best, q] += 1
+            chosen[t, k] = device[best]
