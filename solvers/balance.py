@@ -1,4 +1,4 @@
-"""Balance of a placement's loads when every expert's replicas share alike.
+"""Balance of a placement's loads: every expert's replicas share alike, or as each step is split (quota, lp).
 
 Legend: L MoE layers; E experts per layer; P slots per layer; D devices; B steps.
 """
@@ -8,10 +8,13 @@ from numpy.typing import NDArray
 
 from .arrays import Floats
 from .placement import Placement
+from .replicas import BY_STEP
 
 
 def balance(loads: Floats, placement: Placement) -> float:
     """The mean over layers of the busiest device's load over the mean of devices that have slots; 1 without load."""
+    if splits_steps(placement):
+        return float(step_ratios(loads[None], placement).mean())
     return float(max_over_mean(device_loads(loads, placement)[:, placement.slots > 0]).mean())
 
 
@@ -33,11 +36,20 @@ def step_balance(loads: Floats, placement: Placement, quantile: float | None = N
 
 def step_ratios(loads: Floats, placement: Placement) -> Floats:
     """Max/mean device load of every step and layer `[B, L]`, of devices that have slots; 1 without load."""
+    if splits_steps(placement):
+        from .step_split import split_ratios
+
+        return split_ratios(loads, placement)
     ratio_BL = np.empty(loads.shape[:2])
     for layer in range(placement.num_layers):
         held_ED = placement.holds(layer)[:, placement.slots > 0]
         ratio_BL[:, layer] = max_over_mean(loads[:, layer] @ (held_ED / held_ED.sum(axis=1, keepdims=True)))
     return ratio_BL
+
+
+def splits_steps(placement: Placement) -> bool:
+    """Check whether the loads of devices go by those of all experts in a step."""
+    return placement.has_replicas and placement.replica_rule in BY_STEP
 
 
 def max_over_mean(loads: Floats, *, idle: float = 1.0) -> Floats:

@@ -15,7 +15,7 @@ Q queues of an expert's tokens: one a source, or one in all.
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import Floats, Ints
+from .arrays import Floats, Ints, flow_units
 from .compiled import compiled
 from .placement import Placement
 from .quota import FAR, Holders, holders_of, least, nearest, split
@@ -84,6 +84,26 @@ def split_loads(loads: Ints, step: Ints, holders: Holders) -> Floats:
         share_P = served(total, holders) / np.maximum(total, 1)[holders.expert]
         load_MD[rows] = loads[rows][:, holders.expert] @ (share_P[:, None] * to_device_PD)
     return load_MD
+
+
+def split_ratios(loads: Floats, placement: Placement) -> Floats:
+    """Max/mean device load of every step and layer `[B, L]` for loads `[B, L, E]`; 1 without load."""
+    units, scale = flow_units(loads)
+    alive, ratios = np.count_nonzero(placement.slots), np.ones(loads.shape[:2])
+    for layer, holders in enumerate(layer_holders(placement, placement.num_devices)):
+        mean_B = loads[:, layer].sum(axis=1) / alive
+        most_B = least_of_steps(np.ascontiguousarray(units[:, layer]), holders) / scale
+        ratios[:, layer] = np.divide(most_B, mean_B, out=np.ones(len(mean_B)), where=mean_B > 0)
+    return ratios
+
+
+@compiled
+def least_of_steps(loads: Ints, holders: Holders) -> Ints:
+    """The busiest device's load in every step, `[B]`, of loads `[B, E]`."""
+    most = np.empty(len(loads), np.int64)
+    for b in range(len(loads)):
+        most[b] = least(loads[b], holders)[0]
+    return most
 
 
 @compiled

@@ -9,11 +9,13 @@ import numpy as np
 
 from ...errors import UsageError
 from ..arrays import Bools, Floats, Ints
-from ..balance import balance, device_loads, step_balance
+from ..balance import balance, device_loads, splits_steps, step_balance
 from ..compiled import seconds_to_compile
-from ..placement import Placement, block_devices
+from ..placement import Placement, ReplicaRule, block_devices
+from ..replicas import BY_STEP
 from .published import Deal, dealt_best, published, published_groups, refined_groups
 from .rows import Rows, lowest_max, pinned_groups, refined, with_pins
+from .splits import split_refined
 from .steps import even_mean, step_refined, with_resampled
 
 
@@ -31,6 +33,7 @@ class Layers:
     #: their mean
     steps: Floats | None
     quantile: float | None
+    rule: ReplicaRule = ReplicaRule.EVEN  #: By which replicas share an expert's load
 
     @classmethod
     def of(
@@ -45,7 +48,7 @@ class Layers:
     def published(self) -> tuple[Placement, int]:
         """The published placement, what is pinned put into it, and the choices repaired."""
         rows, table_Rp, repaired = self._published()
-        return rows.placement(table_Rp, len(self.loads)), repaired
+        return replace(rows.placement(table_Rp, len(self.loads)), replica_rule=self.rule), repaired
 
     def dealt(self) -> Deal | None:
         """The best way to deal groups to nodes; None where they need not be kept, or there are too many ways."""
@@ -53,10 +56,12 @@ class Layers:
 
     def refined(self, placement: Placement, deal: Deal | None) -> Placement:
         """A placement that no layer of the published one is better than."""
-        found = self._refined(placement, deal)
+        found, num_nodes = self._refined(placement, deal), 1 if self.groups is None else self.groups.shape[1]
+        if splits_steps(found):
+            steps_BLE = self.loads[None] if self.steps is None else self.steps
+            return split_refined(steps_BLE, [placement, found], self.pinned, num_nodes)
         if self.steps is None:
             return found
-        num_nodes = 1 if self.groups is None else self.groups.shape[1]
         return step_refined(self.steps, [placement, found], self.pinned, num_nodes, self.quantile)
 
     def robust(self, placement: Placement, deal: Deal | None) -> Placement:
@@ -70,9 +75,17 @@ class Layers:
             return balance(self.loads, placement)
         return step_balance(self.steps, placement, self.quantile)
 
+    @property
+    def bound_kind(self) -> str:
+        """What no placement is better than."""
+        splits = self.rule in BY_STEP and self.slots.sum() > self.loads.shape[1]
+        return "mean" if self.quantile is not None or splits else "mean and largest replica"
+
     def bound(self, deal: Deal | None) -> float:
-        """Lower bound on the value of any placement, or with groups dealt at their best. It is 1 for a quantile."""
-        if self.quantile is not None:
+        """Lower bound on the value of any placement, or with groups dealt at their best. It is the mean, 1, for a
+        quantile and where steps are split exactly.
+        """
+        if self.bound_kind == "mean":
             return 1.0
         num_devices = int(np.count_nonzero(self.slots))
         if self.steps is not None:
@@ -106,11 +119,12 @@ class Layers:
         return rows, with_pins(table_Rp, rows.load, rows.slots, rows.pinned), repaired
 
 
-def compile_refinement(shape: tuple[int, ...]) -> float:
-    """Compile what refines loads `[L, E]` or `[B, L, E]`, or load it; seconds taken."""
+def compile_refinement(shape: tuple[int, ...], rule: ReplicaRule) -> float:
+    """Compile what refines loads `[L, E]` or `[B, L, E]` for a replica rule, or load it; seconds taken."""
     # Of two layers arrays lie otherwise than of one, which is another type to the compiler.
     two = np.ones([min(size, 2) for size in shape[:-1]] + [2])
-    tiny = Layers.of(two, np.ones(2, np.int64), np.zeros((2, 2), np.bool_), 1, None, None)
+    slots = np.array([2, 1]) if rule in BY_STEP else np.ones(2, np.int64)
+    tiny = replace(Layers.of(two, slots, np.zeros((2, 2), np.bool_), 1, None, None), rule=rule)
     return seconds_to_compile(lambda: tiny.refined(tiny.published()[0], None))
 
 

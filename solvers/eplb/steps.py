@@ -64,6 +64,12 @@ def step_refined(
     return replace(starts[0], physical_to_logical=np.concatenate(tables))
 
 
+def nodes_held(row: Placement, num_nodes: int) -> Bools:
+    """Whether a device's node, of N, holds an expert in the placement of one layer, `[E, D]`."""
+    on_node_EN = row.holds(0).reshape(row.num_experts, num_nodes, -1).any(axis=2)
+    return np.repeat(on_node_EN, row.num_devices // num_nodes, axis=1)
+
+
 def _even(loads: Floats, num_devices: int) -> Floats:
     """Loads `[..., E]` with a mean of 1 a device in every step that has any."""
     total = loads.sum(axis=-1, keepdims=True)
@@ -76,7 +82,7 @@ def _changed(load_BE: Floats, row: Placement, pinned: Bools, num_nodes: int, qua
 
     num_steps, num_experts = load_BE.shape
     above = -1 if quantile is None else num_steps - 1 - int(np.ceil(quantile * (num_steps - 1)))
-    near_ED = np.repeat(row.holds(0).reshape(num_experts, num_nodes, -1).any(axis=2), row.num_devices // num_nodes, 1)
+    near_ED = nodes_held(row, num_nodes)
     first, expert_P = np.concatenate([[0], np.cumsum(row.slots)]), row.physical_to_logical[0].astype(np.int64)
     allowed_DE = np.ascontiguousarray(near_ED.T)
     expert_P = refine_steps(np.ascontiguousarray(load_BE.T), expert_P, first, pinned, allowed_DE, above, WORK)

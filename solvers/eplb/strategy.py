@@ -16,6 +16,7 @@ from ...profilers.cluster import Cluster
 from ..arrays import Floats, Ints, checked_counts
 from ..outcome import ROUNDING, Objective, Outcome, PlacementResult
 from ..placement import Groups, Placement, ReplicaRule, spread
+from ..replicas import BY_STEP
 from .layers import Layers, compile_refinement, whole_layers
 from .rows import live_slots, pinned
 
@@ -60,7 +61,8 @@ def solve(
         Of steps, in place of their mean.
     replica_rule
         Rule by which tokens choose replicas. nearest: every node holds every expert, so that no token leaves its node,
-        and all nodes are placed alike, for sources that send alike.
+        and all nodes are placed alike, for sources that send alike. quota, lp: each step is split so that its busiest
+        device holds as little as can be (`step_split`), and the placement is refined for that.
 
     Returns
     -------
@@ -76,15 +78,15 @@ def solve(
         or the robust method, without steps.
     UsageError
         Slots that cannot hold the experts or what is pinned; pins of no expert or device; groups that cannot be whole;
-        nearest with dead devices, pins, whole groups or unequal slots.
+        nearest with dead devices, pins, whole groups or unequal slots; a quantile of steps that are split exactly.
 
     Notes
     -----
     (0) In the hierarchical form groups, heaviest first, go to the least loaded node with room for one more, each node
     taking as many (refined: as all ways tried are best); what follows is done inside each node alone. (1), (2) as
     `published` says. (3) The busiest device of a layer is relieved by swaps and changes of replicas, with kicks
-    (`kernel`). (4) Of steps, changes at random are kept that lower the objective (`step_kernel`); robust: the mean over
-    steps and resampled means.
+    (`kernel`). (4) Of steps, changes at random are kept that lower the objective (`step_kernel`; where steps are split
+    exactly `split_kernel`); robust: the mean over steps and resampled means.
 
     Bound: (1) without (0) minimises the largest replica load, so no placement has max/mean below
     max(1, largest replica load / mean); refined with groups kept, below that of the best way to deal them.
@@ -96,12 +98,15 @@ def solve(
         if dead or pins or groups == "whole":
             raise UsageError("replica rule nearest with dead devices, pins or whole groups; expected all nodes alike")
         return _on_every_node(loads, cluster, slots_D, method, quantile)
+    if replica_rule in BY_STEP and quantile is not None:
+        raise UsageError(f"a quantile of steps with the replica rule {replica_rule}; expected their mean")
     pinned_DE = pinned(pins, loads_BLE.shape[-1], slots_D)
     if groups == "whole":
         layers, size = whole_layers(loads_BLE, slots_D, pinned_DE, num_groups, quantile)
     else:
         layers, size = Layers.of(loads_BLE, slots_D, pinned_DE, cluster.num_nodes, num_groups, quantile), 1
-    compiled_s = 0.0 if method == "published" else compile_refinement(loads_BLE.shape)
+    layers = dataclasses.replace(layers, rule=replica_rule)
+    compiled_s = 0.0 if method == "published" else compile_refinement(loads_BLE.shape, replica_rule)
     started = time.perf_counter()
     placement, repaired = layers.published()
     deal = None if method == "published" else layers.dealt()
@@ -138,7 +143,7 @@ def _outcome(layers: Layers, placement: Placement, bound: float, started: float)
     return Outcome.of(
         objective=Objective(name, value, "min"),
         bound=bound,
-        bound_kind="mean" if layers.quantile is not None else "mean and largest replica",
+        bound_kind=layers.bound_kind,
         proven=value <= bound * (1 + ROUNDING),
         started=started,
         backend="moeplan" if layers.groups is None else "moeplan hierarchical",

@@ -42,9 +42,10 @@ class EplbParams(PlacementParams):
     pins: tuple[tuple[int, int], ...] = flag(
         (), "Held there in all layers; may repeat.", name="pin", metavar="EXPERT@DEVICE", parse=_pins, repeats=True
     )
-    replica_rule: Literal["even", "nearest"] = flag(
+    replica_rule: Literal["even", "nearest", "quota", "lp"] = flag(
         "even",
-        "Rule by which tokens choose replicas; nearest: every node holds every expert, no token leaves its node.",
+        "Rule by which tokens choose replicas; nearest: every node holds every expert, no token leaves its node; lp"
+        " (SGLang), quota: every step is split exactly.",
     )
     quantile: float | None = flag(
         None,
@@ -58,6 +59,10 @@ class EplbParams(PlacementParams):
         super().__post_init__()
         if self.method == "published" and self.quantile is not None:
             raise UsageError("--quantile with --method published, which goes by all loads together; leave one out")
+        if self.quantile is not None and self.replica_rule in ("quota", "lp"):
+            raise UsageError(
+                f"--quantile with --replica-rule {self.replica_rule}, which lowers the mean; leave one out"
+            )
         if self.groups == "whole" and (self.redundant or self.dead):
             raise UsageError(
                 "--groups whole with --redundant or --dead; groups take one slot per expert, equally many per device"

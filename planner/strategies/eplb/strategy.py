@@ -13,7 +13,7 @@ from ....errors import CertificationError, UsageError
 from ....runtime.decisions import DispatchModel
 from ....runtime.plan import Plan
 from ....solvers.arrays import Ints
-from ....solvers.balance import balance, step_balance
+from ....solvers.balance import balance, splits_steps, step_balance
 from ....solvers.outcome import ROUNDING
 from ....solvers.placement import Placement
 from ....traces.count_form import CountTrace
@@ -64,12 +64,21 @@ class Eplb(PlacementStrategy):
         if asked.replica_rule == "even":
             return super().titled(asked)
         replicas = f", {asked.redundant}" if asked.redundant else ""
-        return f"{super().titled(replace(asked, replica_rule='even', redundant=0))}{replicas} nearest"
+        return f"{super().titled(replace(asked, replica_rule='even', redundant=0))}{replicas} {asked.replica_rule}"
 
     def settled(self, params: Params, plan: Plan) -> Params:
         """The number of replicas that was chosen."""
         weighed = PlacementOptions.of(plan).redundancy
         return params if weighed is None else replace(EplbParams.of(params), redundant=weighed.chosen.redundant)
+
+    def rivals(self, task: Task, plan: Plan, journey: Journey) -> Sequence[Contender]:
+        """Those of any placement; where steps are split exactly, published EPLB so, too, and the plan split evenly."""
+        rows = super().rivals(task, plan, journey)
+        if not splits_steps(journey.placement):
+            return rows
+        rule = journey.placement.replica_rule
+        exactly = [one.named(f"{one.name}, {rule}", replica_rule=rule.value) for one in rows if one.name == "eplb"]
+        return [*rows, *exactly, Contender("plan, even", replace(journey, replica_rule="even"))]
 
     def weighed(self, task: Task) -> tuple[Redundancy, Way]:
         """Placements with up to 4 slots per device beyond the fewest, judged on a part of the fitted units.

@@ -1,0 +1,52 @@
+"""Placements refined for engines and runtimes that split every step exactly over replicas.
+
+Legend: B steps; L MoE layers; E experts per layer; P slots on D devices; N nodes.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..arrays import Bools, Floats, flow_units
+from ..balance import step_ratios
+from ..placement import Placement
+from .steps import nodes_held
+
+SAMPLE = 64  # steps that a search looks at
+TRIES = 1200
+
+
+def split_refined(loads: Floats, starts: list[Placement], pinned: Bools, num_nodes: int) -> Placement:
+    """A placement better for steps that are split exactly, layer by layer, than the best of some.
+
+    Parameters
+    ----------
+    loads
+        `[B, L, E]`.
+    pinned
+        Whether a device must hold an expert, `[D, E]`.
+    num_nodes
+        N; 1: experts go anywhere, else on the nodes that they were on.
+
+    Notes
+    -----
+    The search goes by steps at equal distances, whose number is bounded, and its answer is taken by all of them. About
+    0.4 s a layer at 32 experts on 16 devices.
+    """
+    from .split_kernel import refine_split
+
+    sample_B = np.unique(np.linspace(0, len(loads) - 1, min(len(loads), SAMPLE)).round().astype(np.int64))
+    first, tables = np.concatenate([[0], np.cumsum(starts[0].slots)]), []
+    for layer in range(loads.shape[1]):
+        rows = [replace(one, physical_to_logical=one.physical_to_logical[layer : layer + 1]) for one in starts]
+        load_BLE = loads[:, layer, None]
+        value = {id(one): float(step_ratios(load_BLE, one).mean()) for one in rows}
+        best = min(rows, key=lambda one: value[id(one)])
+        allowed_DE = np.ascontiguousarray(nodes_held(best, num_nodes).T)
+        pairs, _ = flow_units(load_BLE[sample_B, 0])
+        table_P = refine_split(pairs, best.physical_to_logical[0].astype(np.int64), first, pinned, allowed_DE, TRIES)
+        cell_P = np.sort(best.device_of_slot * best.num_experts + table_P)
+        found = replace(best, physical_to_logical=(cell_P % best.num_experts).astype(np.int32)[None])
+        better = float(step_ratios(load_BLE, found).mean()) < value[id(best)]
+        tables.append((found if better else best).physical_to_logical)
+    return replace(starts[0], physical_to_logical=np.concatenate(tables))
