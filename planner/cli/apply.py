@@ -167,10 +167,10 @@ def _prepared(plan: "Plan", engine: str, output: Path, hf_config: Path | None) -
 def _written(plan: "Plan", exported: "Exported", engine: str, output: Path) -> tuple[dict[str, Any], list[str]]:
     """Write files for an engine; returns the files and its start command as JSON, and as lines."""
     from ...runtime.exports import ENGINES, write
-    from ..report.answer import answer, carried, doubt
+    from ..report.answer import answer, carried, doubt, split_words
 
     write(exported, output)
-    rule, files, conditions = ENGINES[engine].replica_rule, list(exported.files), list(exported.conditions)
+    rule, files, conditions = exported.replica_rule, list(exported.files), list(exported.conditions)
     gain = carried(plan, ENGINES[engine])
     lines = [*([gain] if gain else []), f"wrote     {output}    {', '.join(files)}"]
     if doubt(plan):
@@ -180,6 +180,7 @@ def _written(plan: "Plan", exported: "Exported", engine: str, output: Path) -> t
         own, judge = placement.replica_rule, f"moeplan compare PLAN --replica-rule {rule}"
         judged = "" if rule == own else f", and the plan was judged by {own}: {judge} replays it"
         lines.append(f"replicas  chosen by the rule {rule}{judged}")
+        lines += [f"balance   {split}"] if (split := split_words(plan)) else []
     lines += [f"note      {condition}" for condition in conditions]
     directory = {"engine": engine, "directory": str(output), "files": files, "replica_rule": rule}
     return {**directory, "command": exported.command, "conditions": conditions}, lines

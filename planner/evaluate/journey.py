@@ -28,6 +28,7 @@ from .homes import HomeRule, Rehoming
 from .scene import BACKWARD, Passes
 
 TODAY = "contiguous/standard"  # the label of what runs without a plan
+EVENLY = "plan, even"  # the plan where replicas share alike, beside one for steps that are split exactly
 ReadSidecar = Callable[[SidecarFile], bytes]
 
 

@@ -6,11 +6,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ...errors import InputError
-from ...runtime.exports import Engine, keeps_near
+from ...runtime.exports import Engine, strays
 from ...runtime.plan import Contender, Metric, Part, Plan, SizedGain, Verdict
 from ..document import Section, Table, Text
 from ..evaluate.evaluate import MATTERS
-from ..evaluate.journey import TODAY
+from ..evaluate.journey import EVENLY, TODAY
 from ..evaluate.metrics import ATTENTION, BALANCE, COMBINE, DISPATCH, EXPERTS, KV, METRICS
 from ..evaluate.price import PASSES, STEP
 from ..evaluate.step_size import StepSize
@@ -82,8 +82,8 @@ def carried(plan: Plan, engine: Engine) -> str:
     share = None if plan.verdict is None else plan.verdict.share
     left = [name.replace("_", " ") for name in plan.decisions.names if name not in engine.carries]
     why = f"it does not carry out the plan's {' and '.join(left)}" if left else ""
-    if "placement" in engine.carries and not keeps_near(engine, plan):
-        why = f"{why}{', and ' if why else ''}its tokens do not use the nearest replica"
+    if "placement" in engine.carries and (other := strays(engine, plan)):
+        why = f"{why}{', and ' if why else ''}{other}"
     if not why or share is None:
         return ""
     tried = AutoOptions.of(plan).tried if AutoOptions.key in plan.options else ()
@@ -93,6 +93,18 @@ def carried(plan: Plan, engine: Engine) -> str:
             return f"with {engine.name}: {change_text(one.share.value)}, not {change_text(share.value)}: {why}"
     solve = f"moeplan solve --engine {engine.name} plans for it"
     return f"with {engine.name} not the plan's {change_text(share.value)}: {why}; {solve}"
+
+
+def split_words(plan: Plan) -> str:
+    """Balance of a plan for steps that are split exactly, and where replicas share alike; empty for other plans."""
+    if plan.evaluation is None:
+        return ""
+    part, unseen = plan.evaluation.judging, "unseen" if plan.evaluation.held_out else "fitted"
+    figures = {one.name: one.metrics[BALANCE].value for one in part.contenders if BALANCE in one.metrics}
+    if EVENLY not in figures:
+        return ""
+    exact, even = figures[part.contenders[0].name], figures[EVENLY]
+    return f"{exact:.2f} where steps are split exactly, {even:.2f} where not, on {part.num_steps:,} {unseen} steps"
 
 
 def answer(plan: Plan) -> str:

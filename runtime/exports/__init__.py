@@ -11,10 +11,11 @@ from pathlib import Path
 
 from ...errors import UsageError
 from ...files import atomic_directory, check_target
+from ...solvers.replicas import BY_STEP
 from ...traces.model import ModelSpec
 from ..plan import Plan
 from .carried import described
-from .engine import PERMUTE, SIDECAR, Engine, Expected, Exported, unserved
+from .engine import PERMUTE, SIDECAR, Engine, Expected, Exported, rule_of, unserved
 from .sglang import SGLang
 from .tensorrt_llm import TensorRTLLM
 from .tutel import Tutel
@@ -28,8 +29,8 @@ __all__ = [
     "Exported",
     "engine_named",
     "export",
-    "keeps_near",
     "prepared",
+    "strays",
     "unserved",
     "validate",
     "write",
@@ -57,12 +58,16 @@ def engine_named(name: str) -> Engine:
     return ENGINES[name]
 
 
-def keeps_near(engine: Engine, plan: Plan) -> bool:
-    """Check whether an engine's tokens use the replica on their own node where the plan says so."""
+def strays(engine: Engine, plan: Plan) -> str:
+    """What an engine's tokens do not do with replicas though the plan says so; empty where they keep to it."""
     placement = plan.placement
-    if placement is None or not placement.has_replicas or placement.replica_rule != "nearest":
-        return True
-    return engine.replica_rule in ("nearest", "static")
+    if placement is None or not placement.has_replicas:
+        return ""
+    if placement.replica_rule == "nearest":
+        return "" if engine.replica_rule in ("nearest", "static") else "its tokens do not use the nearest replica"
+    if placement.replica_rule in BY_STEP:
+        return "" if rule_of(engine, plan) == "lp" else "it does not split steps exactly"
+    return ""
 
 
 def export(
@@ -109,7 +114,8 @@ def prepared(
     if not str(target).isprintable():
         raise UsageError(f"{target}: a path that does not print cannot be pasted; choose another directory")
     model = described(plan, config)
-    exported = chosen.export(plan, model, target)
+    rule = rule_of(chosen, plan, model_type)
+    exported = replace(chosen.export(plan, model, target, rule), replica_rule=rule)
     if chosen.replica_rule is not None and plan.decisions.pipeline is not None:
         exported = replace(exported, conditions=(*exported.conditions, UNCARRIED))
     exported = replace(exported, files={**exported.files, SIDECAR: _sidecar(plan, chosen, exported)})
@@ -176,7 +182,7 @@ def _sidecar(plan: Plan, engine: Engine, exported: Exported) -> str:
     said = {
         "engine": engine.name,
         "engine_version": engine.version,
-        "replica_rule": engine.replica_rule,
+        "replica_rule": exported.replica_rule,
         "plan_sha256": plan.plan_sha256,
         "moeplan_version": plan.moeplan_version,
         "model": plan.model.name,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from ...solvers.replicas import BY_STEP
 from ...traces.model import ModelSpec
 from ..plan import Plan
 
@@ -29,6 +30,7 @@ class Exported:
     files: Mapping[str, str]  #: Path inside the directory to text
     command: str  #: To paste, in the engine's own environment; `MODEL`, `NODE_RANK` and `HEAD` are the reader's
     conditions: tuple[str, ...]  #: When the engine ignores the files, refuses them or gains nothing, a sentence each
+    replica_rule: str | None = None  #: How the engine then chooses among an expert's replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +54,8 @@ class Lack:
     models: Mapping[str, str]  #: Name of a family by the model type of its config.json
 
     def family(self, model: ModelSpec, model_type: str | None) -> str | None:
-        """The family of a model, by its type where that is known, else by the first letters of its name."""
-        if model_type is not None:
-            return self.models.get(model_type)
-        own = _letters(model.name.rpartition("/")[2])
-        named = (name for kind, name in self.models.items() if own.startswith((_letters(kind), _letters(name))))
-        return next(named, None)
+        """The family of a model among those of `models`."""
+        return family_of(self.models, model, model_type)
 
 
 class Engine(Protocol):
@@ -66,12 +64,14 @@ class Engine(Protocol):
     name: str
     version: str  #: The one whose source was read for this
     replica_rule: str | None  #: How it chooses among an expert's replicas; None where it takes no placement
+    #: Families for which it can split every step exactly instead (rule lp), by the model type of their config.json
+    splits: Mapping[str, str]
     file: str  #: The file of a directory that it is told of
     carries: frozenset[str]  #: The decisions that its files carry
     lacks: tuple[Lack, ...]  #: Why it cannot serve some models under a plan
 
-    def export(self, plan: Plan, model: ModelSpec, directory: Path) -> Exported:
-        """The files of a plan, which will lie in `directory`.
+    def export(self, plan: Plan, model: ModelSpec, directory: Path, rule: str | None) -> Exported:
+        """The files of a plan, which will lie in `directory`; replicas are chosen by a `rule`, as `rule_of` has it.
 
         Raises
         ------
@@ -87,6 +87,23 @@ class Engine(Protocol):
         InputError
             It cannot be read as a file of this kind at all.
         """
+
+
+def family_of(models: Mapping[str, str], model: ModelSpec, model_type: str | None) -> str | None:
+    """The family of a model, by its type where that is known, else by the first letters of its name."""
+    if model_type is not None:
+        return models.get(model_type)
+    own = _letters(model.name.rpartition("/")[2])
+    named = (name for kind, name in models.items() if own.startswith((_letters(kind), _letters(name))))
+    return next(named, None)
+
+
+def rule_of(engine: Engine, plan: Plan, model_type: str | None = None) -> str | None:
+    """How an engine chooses among an expert's replicas under a plan: as it always does, or by the exact split."""
+    placement = plan.placement
+    if placement is None or placement.replica_rule not in BY_STEP:
+        return engine.replica_rule
+    return "lp" if family_of(engine.splits, plan.model, model_type) else engine.replica_rule
 
 
 def unserved(engine: Engine, model: ModelSpec, model_type: str | None = None) -> str:

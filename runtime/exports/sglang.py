@@ -1,9 +1,10 @@
 """SGLang: the JSON of `--init-expert-location`, read when the server starts; experts load straight into their slots."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from shlex import quote
+from types import MappingProxyType
 
 from ...files import read_json
 from ...traces.model import ModelSpec
@@ -23,6 +24,17 @@ WITHOUT_HOOK = {  # whose classes have no get_model_config_for_expert_location
     "olmoe": "OLMoE",
     "phimoe": "Phi-MoE",
 }
+BY_LP = {  # families whose ranks without tokens take part in the sum that --ep-dispatch-algorithm lp begins with
+    "deepseek_v2": "DeepSeek-V2",
+    "deepseek_v3": "DeepSeek-V3",
+    "deepseek_v32": "DeepSeek-V3.2",
+    "glm4_moe_lite": "GLM-4 Lite",
+    "glm_moe_dsa": "GLM DSA",
+}
+LP_CONDITION = (
+    "lp draws replicas by the programme's shares, and a rank that holds an expert, or whose node does, keeps to that"
+    " replica first: loads are the plan's up to this and to chance"
+)
 CONDITIONS = (
     "models without an expert-location hook (Mixtral, OLMoE, Llama 4, Granite-MoE, Phi-MoE, ERNIE 4.5) ignore the file"
     " without a word; gpt-oss stops at --moe-a2a-backend deepep",
@@ -40,6 +52,7 @@ class SGLang:
     name = "sglang"
     version = "0.5.23"
     replica_rule: str | None = "static"
+    splits: Mapping[str, str] = MappingProxyType(BY_LP)
     file = "expert_location.json"
     carries = frozenset({"placement"})
     lacks: tuple[Lack, ...] = (
@@ -47,7 +60,7 @@ class SGLang:
         Lack("no all-to-all (deepep)", "stops at the start command's --moe-a2a-backend", {"gpt_oss": "gpt-oss"}),
     )
 
-    def export(self, plan: Plan, model: ModelSpec, directory: Path) -> Exported:
+    def export(self, plan: Plan, model: ModelSpec, directory: Path, rule: str | None) -> Exported:
         """The map of every hidden layer; dense ones hold expert i mod E in slot i."""
         placement = placed(plan, self.name)
         planned = rows_by_hidden_layer(placement, model)
@@ -57,11 +70,12 @@ class SGLang:
         several = f' --nnodes {nodes} --node-rank "${{NODE_RANK:?}}" --dist-init-addr "${{HEAD:?}}:25000"'
         command = (
             f'python -m sglang.launch_server --model-path "${{MODEL:?}}" --tp-size {devices} --ep-size {devices}'
-            f" --moe-a2a-backend deepep --ep-dispatch-algorithm static"
+            f" --moe-a2a-backend deepep --ep-dispatch-algorithm {rule}"
             f" --ep-num-redundant-experts {placement.num_slots - model.num_experts}"
             f" --init-expert-location {quote(str(directory / self.file))}{several if nodes > 1 else ''}"
         )
-        return Exported({self.file: json.dumps({KEY: rows}) + "\n"}, command, CONDITIONS)
+        conditions = (LP_CONDITION, *CONDITIONS) if rule == "lp" else CONDITIONS
+        return Exported({self.file: json.dumps({KEY: rows}) + "\n"}, command, conditions)
 
     def findings(self, path: Path, expected: Expected) -> Iterator[str]:
         """Faults that SGLang would refuse, and those that it would take."""

@@ -4,9 +4,10 @@ YAML and not JSON, whose keys are text: the engine looks layers up by number.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from shlex import quote
+from types import MappingProxyType
 from typing import Any
 
 from ...files import read_yaml
@@ -46,11 +47,12 @@ class TensorRTLLM:
     name = "tensorrt-llm"
     version = "1.3.0rc27"
     replica_rule: str | None = "round_robin"
+    splits: Mapping[str, str] = MappingProxyType({})
     file = "moe_load_balancer.yaml"
     carries = frozenset({"placement"})
     lacks: tuple[Lack, ...] = (Lack("no load balancer", "ignores the file or stops", UNLISTED),)
 
-    def export(self, plan: Plan, model: ModelSpec, directory: Path) -> Exported:
+    def export(self, plan: Plan, model: ModelSpec, directory: Path, rule: str | None) -> Exported:
         """Rows by hidden layer; MTP layers that were not planned hold expert i mod E in slot i."""
         placement = placed(plan, self.name)
         rows = rows_by_hidden_layer(placement, model)

@@ -1,8 +1,9 @@
 """Tutel: `a2a_ffn_overlap_degree`, into how many chunks a layer is cut so that its exchange and experts overlap."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from ...errors import UsageError
 from ...files import read_json
@@ -27,11 +28,12 @@ class Tutel:
     name = "tutel"
     version = "ac0e51b"
     replica_rule: str | None = None
+    splits: Mapping[str, str] = MappingProxyType({})
     file = "degrees.json"
     carries = frozenset({"pipeline"})
     lacks: tuple[Lack, ...] = ()
 
-    def export(self, plan: Plan, model: ModelSpec, directory: Path) -> Exported:
+    def export(self, plan: Plan, model: ModelSpec, directory: Path, rule: str | None) -> Exported:
         """The degrees, and the line that hands them to each layer."""
         del model
         degrees = plan.options.get("pipeline", {}).get(KEY)

@@ -1,11 +1,12 @@
 """vLLM and vllm-ascend: a plan's rows by a plugin, as vllm#49572 would read them, or device by device from a file."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from shlex import quote
+from types import MappingProxyType
 from typing import Any
 
 from ...errors import UsageError
@@ -63,11 +64,12 @@ class VLLM:
     name = "vllm"
     version = "0.33.0"
     replica_rule: str | None = "even"
+    splits: Mapping[str, str] = MappingProxyType({})
     file = "expert_map.json"
     carries = frozenset({"placement"})
     lacks: tuple[Lack, ...] = (Lack("no EPLB", "ignores the file", WITHOUT_EPLB),)
 
-    def export(self, plan: Plan, model: ModelSpec, directory: Path) -> Exported:
+    def export(self, plan: Plan, model: ModelSpec, directory: Path, rule: str | None) -> Exported:
         """The rows, the plugin's module and the distribution that names it."""
         placement = placed(plan, self.name)
         if ":" in str(directory):
@@ -114,11 +116,12 @@ class VLLMAscend:
     name = "vllm-ascend"
     version = "06c3fc8"
     replica_rule: str | None = "static"
+    splits: Mapping[str, str] = MappingProxyType({})
     file = "expert_map.json"
     carries = frozenset({"placement"})
     lacks: tuple[Lack, ...] = ()
 
-    def export(self, plan: Plan, model: ModelSpec, directory: Path) -> Exported:
+    def export(self, plan: Plan, model: ModelSpec, directory: Path, rule: str | None) -> Exported:
         """The experts of every device of every MoE layer."""
         placement = placed(plan, self.name)
         devices, slots = placement.num_devices, placement.num_slots // placement.num_devices

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ....errors import InputError, MoeplanError, UsageError
 from ....runtime.decisions import TRAINED, DispatchModel
-from ....runtime.exports import ENGINES, keeps_near, unserved
+from ....runtime.exports import ENGINES, strays, unserved
 from ....runtime.plan import Metric, Plan
 from ....solvers.outcome import Status
 from ...evaluate.evaluate import MATTERS, evaluate
@@ -322,10 +322,10 @@ def tried(candidate: Candidate, plan: Plan, share: Metric, metrics: dict[str, fl
 
 
 def engines_of(plan: Plan) -> tuple[str, ...]:
-    """Engines whose files carry all decisions of a plan for its model, and keep tokens near where the plan does."""
+    """Engines whose files carry all decisions of a plan for its model, and choose replicas as it says."""
     if plan.dispatch_model != "standard":
         return ()
-    able = (name for name, one in ENGINES.items() if {*plan.decisions.names} <= one.carries and keeps_near(one, plan))
+    able = (name for name, one in ENGINES.items() if {*plan.decisions.names} <= one.carries and not strays(one, plan))
     return tuple(name for name in able if not unserved(ENGINES[name], plan.model))
 
 

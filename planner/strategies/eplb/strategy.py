@@ -20,7 +20,7 @@ from ....traces.count_form import CountTrace
 from ...certify.certificate import Certificate
 from ...certify.recounted import count_fitted
 from ...evaluate.evaluate import evaluate
-from ...evaluate.journey import Contender, Journey
+from ...evaluate.journey import EVENLY, Contender, Journey
 from ...evaluate.metrics import BALANCE, EXPERTS, TAIL
 from ...evaluate.price import STEP
 from ...evaluate.scene import Scene
@@ -78,7 +78,7 @@ class Eplb(PlacementStrategy):
             return rows
         rule = journey.placement.replica_rule
         exactly = [one.named(f"{one.name}, {rule}", replica_rule=rule.value) for one in rows if one.name == "eplb"]
-        return [*rows, *exactly, Contender("plan, even", replace(journey, replica_rule="even"))]
+        return [*rows, *exactly, Contender(EVENLY, replace(journey, replica_rule="even"))]
 
     def weighed(self, task: Task) -> tuple[Redundancy, Way]:
         """Placements with up to 4 slots per device beyond the fewest, judged on a part of the fitted units.
