@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.optimize import linprog
 
 from moeplan.errors import InputError, UsageError
 from moeplan.planner.compare import Comparison, compare
@@ -15,6 +14,7 @@ from moeplan.solvers.replicas import ReplicaTable
 from moeplan.traces.schema import PHASES
 from moeplan.traces.split import fitted
 from tests.builders import known
+from tests.oracles.splits import split_ratios
 from tests.planner.makers import balances, counted, held_out, planned, rewritten, stored, tallied
 
 RULES = ("even", "quota", "lp")
@@ -141,21 +141,12 @@ def test_the_exact_split_has_the_loads_of_a_linear_programme_on_tokens_and_on_co
     for batch in trace.batches():
         for layer in range(3):
             np.add.at(loads[:, layer], (batch.step[:, None], batch.ids[:, layer]), 1)
-    used = [step for step in loads if step.any()]
-    ratios = [least_load(plan, layer, one[layer]) * 4 / one[layer].sum() for one in used for layer in range(3)]
+    held_LED = np.stack([plan.placement.holds(layer) for layer in range(3)])
+    ratios = split_ratios(held_LED, loads[loads.any(axis=(1, 2))])
     for comparison in (on_tokens, on_counts):
         assert figure(comparison, "plan.json", "balance") == pytest.approx(np.mean(ratios), rel=1e-12)
     sent = {one: figure(compare([path], trace.path, replica_rule=one), "plan.json", "device_copies") for one in RULES}
     assert sent["quota"] < min(sent["lp"], sent["even"])
-
-
-def least_load(plan: Any, layer: int, total: Any) -> int:
-    """The busiest device's load under the best split, by a linear programme over every expert and holder."""
-    cells = np.argwhere(plan.placement.holds(layer))
-    served, load = np.zeros((8, len(cells) + 1)), np.zeros((4, len(cells) + 1))
-    served[cells[:, 0], np.arange(len(cells))] = load[cells[:, 1], np.arange(len(cells))] = 1
-    load[:, -1] = -1
-    return int(np.ceil(linprog(np.eye(len(cells) + 1)[-1], load, np.zeros(4), served, total).fun - 1e-6))
 
 
 def test_the_exact_split_needs_tokens_that_return_home(make_trace: Any, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 
 from moeplan.errors import MismatchError, StorageError, UsageError
 from moeplan.runtime.decisions import SamplePolicyDecision
-from moeplan.runtime.exports import ENGINES, SIDECAR, export, unserved, validate
+from moeplan.runtime.exports import ENGINES, SIDECAR, export, strays, unserved, validate
 from moeplan.runtime.plan import Plan
 from moeplan.solvers.replicas import ReplayRule
 from moeplan.traces.model import ModelSpec
@@ -241,6 +241,32 @@ def test_nothing_is_left_where_something_was_or_where_nothing_can_be_written(tmp
         with pytest.raises(UsageError, match="a path that does not print cannot be pasted"):
             export(plan_of(), "sglang", tmp_path / name)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "full", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "rule"),
+    [
+        ("deepseek-ai/DeepSeek-V3", None, "lp"),
+        ("ours", "deepseek_v3", "lp"),
+        ("Qwen/Qwen3-30B-A3B", None, "static"),
+        ("DeepSeek-V3", "qwen3_moe", "static"),
+    ],
+)
+def test_sglang_splits_steps_exactly_for_plans_and_models_that_it_can(
+    tmp_path: Path, name: str, kind: str | None, rule: str
+) -> None:
+    plan = plan_of(slots=3, model=replace(model_of(), name=name))
+    assert "algorithm static " in export(plan, "sglang", tmp_path / "even", model_type=kind).command
+    placement = known(plan.decisions.placement).model_copy(update={"replica_rule": "lp"})
+    exact = plan_of(slots=3, model=plan.model, placement=placement)
+    exported = export(exact, "sglang", tmp_path / "exact", model_type=kind)
+    assert f"algorithm {rule} " in exported.command
+    assert exported.replica_rule == json.loads((tmp_path / "exact" / SIDECAR).read_text())["replica_rule"] == rule
+    assert any("lp draws" in one for one in exported.conditions) == (rule == "lp")
+    if kind is None:
+        assert strays(ENGINES["sglang"], exact) == ("" if rule == "lp" else "it does not split steps exactly")
+    assert strays(ENGINES["vllm"], exact) == "it does not split steps exactly"
+    assert not strays(ENGINES["vllm"], plan)
 
 
 def test_the_rule_of_every_engine_can_be_replayed() -> None:
