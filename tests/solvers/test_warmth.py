@@ -16,6 +16,7 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import eplb, exflow, netmoe
 from moeplan.solvers.eplb.layers import compile_refinement
 from moeplan.solvers.exflow.methods import compile_annealing
+from moeplan.solvers.placement import ReplicaRule
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,16 +48,26 @@ def main(strategy: str, *words: str) -> None:
                 place = Cluster.parse(words[0])
                 exflow.solve(counts, place, coactivation=coactivation, loads=loads, max_load=cap, work=1e8)
     else:
-        shape = tuple(map(int, words[0].split(",")))
-        assert compile_refinement(shape) > 0
+        shape, rule = tuple(map(int, words[0].split(","))), ReplicaRule(words[1])
+        assert compile_refinement(shape, rule) > 0
         warm = signatures()
-        eplb.solve(rng.random(shape) + 0.1, Cluster.parse("2x2"), slots=6)
+        eplb.solve(rng.random(shape) + 0.1, Cluster.parse("2x2"), slots=6, replica_rule=rule)
     assert any(warm.values())
     assert signatures() == warm
 
 
 @pytest.mark.parametrize(
-    "words", ["exflow 2x2", "exflow 1x4", "netmoe sum 2x2", "netmoe bottleneck 2x4", "eplb 1,16", "eplb 5,6,16"]
+    "words",
+    [
+        "exflow 2x2",
+        "exflow 1x4",
+        "netmoe sum 2x2",
+        "netmoe bottleneck 2x4",
+        "eplb 1,16 even",
+        "eplb 5,6,16 even",
+        "eplb 1,16 lp",
+        "eplb 5,6,16 lp",
+    ],
 )
 def test_a_solve_compiles_nothing_more(words: str) -> None:
     command = [sys.executable, "-m", "tests.solvers.test_warmth", *words.split()]

@@ -10,14 +10,14 @@ import pytest
 from moeplan.errors import InputError, UsageError
 from moeplan.planner.compare import Comparison, compare
 from moeplan.planner.report.compare import as_dict, write_matrices
-from moeplan.solvers.replicas import ReplicaTable
+from moeplan.solvers.replicas import ReplayRule, ReplicaTable
 from moeplan.traces.schema import PHASES
 from moeplan.traces.split import fitted
 from tests.builders import known
 from tests.oracles.splits import split_ratios
 from tests.planner.makers import balances, counted, held_out, planned, rewritten, stored, tallied
 
-RULES = ("even", "quota", "lp")
+RULES: tuple[ReplayRule, ...] = ("even", "quota", "lp")
 
 
 def figure(comparison: Comparison, name: str, metric: str) -> float:

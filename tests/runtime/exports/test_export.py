@@ -17,6 +17,7 @@ from moeplan.errors import MismatchError, StorageError, UsageError
 from moeplan.runtime.decisions import SamplePolicyDecision
 from moeplan.runtime.exports import ENGINES, SIDECAR, export, strays, unserved, validate
 from moeplan.runtime.plan import Plan
+from moeplan.solvers.placement import ReplicaRule
 from moeplan.solvers.replicas import ReplayRule
 from moeplan.traces.model import ModelSpec
 from tests.builders import known
@@ -257,7 +258,7 @@ def test_sglang_splits_steps_exactly_for_plans_and_models_that_it_can(
 ) -> None:
     plan = plan_of(slots=3, model=replace(model_of(), name=name))
     assert "algorithm static " in export(plan, "sglang", tmp_path / "even", model_type=kind).command
-    placement = known(plan.decisions.placement).model_copy(update={"replica_rule": "lp"})
+    placement = known(plan.decisions.placement).model_copy(update={"replica_rule": ReplicaRule.LP})
     exact = plan_of(slots=3, model=plan.model, placement=placement)
     exported = export(exact, "sglang", tmp_path / "exact", model_type=kind)
     assert f"algorithm {rule} " in exported.command
