@@ -19,7 +19,9 @@ from .evaluate.evaluate import Evaluated, evaluate, verdict
 from .evaluate.journey import Contender
 from .evaluate.metrics import COPIES
 from .evaluate.price import STEP
+from .evaluate.replay import step_loads
 from .evaluate.scene import Scene
+from .evaluate.split_bounds import SplitBound, split_bounds
 from .evaluate.splits import SampleIndex, UnitIndex, index_samples, index_units
 from .evaluate.step_size import StepSize, Use, as_prompts, use_of, usual_size
 from .loaded_plan import LoadedPlan, common_cluster, common_passes, known_model, load_plans
@@ -93,6 +95,8 @@ class Comparison:
     copy_bytes: int | None = None
     #: Which replica a token uses, as an engine has it; None: as each plan has it
     replica_rule: ReplayRule | None = None
+    #: Plans' contenders to what bounds every layer, where steps are split exactly
+    bounds: Mapping[str, Sequence[SplitBound]] = field(default_factory=dict)
     #: Contender to the copies a step from every device to every other one, `[D, D]`, where that was asked for
     between: Mapping[str, Floats] = field(default_factory=dict)
 
@@ -199,6 +203,7 @@ def compare(
         seconds=evaluated.seconds,
         copy_bytes=scene.model.copy_bytes,
         replica_rule=replica_rule,
+        bounds=_bounds(loaded, replica_rule, scene),
         between=evaluated.between,
     )
 
@@ -257,6 +262,14 @@ def _check(
         raise UsageError(
             f"--replica-rule {rule} with {coherent[0]}, whose tokens do not return home after each layer; leave one out"
         )
+
+
+def _bounds(plans: Sequence[LoadedPlan], rule: ReplayRule | None, scene: Scene) -> dict[str, list[SplitBound]]:
+    """What bounds the plans whose steps are split exactly, by label."""
+    own = [one.contender.named(one.path, replica_rule=rule or one.contender.journey.replica_rule) for one in plans]
+    split = [one for one in own if one.journey.rule in BY_STEP and one.journey.placement.has_replicas]
+    (loads_BLE,) = step_loads(scene) if split else [np.zeros(0, np.int64)]
+    return {one.label: split_bounds(loads_BLE, one.journey.placement) for one in split}
 
 
 def _compared(one: LoadedPlan, first: LoadedPlan, evaluated: Evaluated, scene: Scene) -> Compared:

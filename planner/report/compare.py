@@ -3,7 +3,7 @@
 Legend: D devices.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,15 @@ import numpy as np
 from rich.console import Console
 
 from ...errors import printable
+from ...runtime.exports.engine import listed
 from ..compare import Comparison
-from ..document import Section, Text, drawn, to_console, write_page
+from ..document import Column, Section, Table, Text, drawn, to_console, write_page
 from ..evaluate.metrics import METRICS
-from ..figures import bytes_text, find, worded
+from ..evaluate.split_bounds import SplitBound
+from ..figures import bytes_text, find, percent, worded
 from .answer import copies_remarks, gain_words, judged_sections, scaled_up, short_of, step_words
 
+WORST = 5  # layers shown of a plan
 RULES = {  # what engines do
     "even": "shared alike (vLLM)",
     "nearest": "the token's own device, else its node, else all alike",
@@ -35,7 +38,8 @@ def compare_report(comparison: Comparison, console: Console, *, verbose: bool = 
     sections = judged_sections(
         comparison.part, verdict, [*_doubts(comparison)], [*_remarks(comparison)], [*METRICS], whole=True
     )
-    to_console([answer, *sections], console, verbose=verbose)
+    bounds = (_bounds(label, bounds) for label, bounds in comparison.bounds.items())
+    to_console([answer, *sections, *bounds], console, verbose=verbose)
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
@@ -51,6 +55,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
         "part": comparison.part.model_dump(mode="json"),
         "seconds": comparison.seconds and comparison.seconds.model_dump(mode="json"),
         "replica_rule": comparison.replica_rule,
+        "split_bounds": {label: [asdict(one) for one in bounds] for label, bounds in comparison.bounds.items()},
         "copies_between": {label: copies_DD.tolist() for label, copies_DD in comparison.between.items()},
         "copy_bytes": comparison.copy_bytes,
         "plans": [
@@ -91,6 +96,25 @@ def write_matrices(comparison: Comparison, path: Path) -> None:
         f"{unit} per step from device to device, dispatch and combine of all MoE layers; {comparison.cluster}, mean of"
     )
     write_page(path, "What goes between devices", f"{text} {comparison.part.num_steps} step(s).", sections)
+
+
+def _bounds(label: str, bounds: Sequence[SplitBound]) -> Section:
+    """The layers of a plan that are furthest above the mean, with the experts that bound them."""
+    worst = sorted(bounds, key=lambda one: -one.split)[:WORST]
+    sets = [f"{listed([*one.experts])} on {one.devices} ({percent(one.often)})" if one.experts else "" for one in worst]
+    columns = [
+        Column("layer", [str(one.layer) for one in worst]),
+        Column("exact split", [f"{one.split:.3f}" for one in worst]),
+        Column("shared alike", [f"{one.even:.3f}" for one in worst]),
+        Column("at the mean", [percent(one.at_mean) for one in worst]),
+        Column("experts that bound most often, on devices", sets),
+    ]
+    text = (
+        "busiest device over the mean of all devices, mean over steps. No split is below what some experts have per"
+        " device that holds one of them: the exact split reaches that in every step."
+    )
+    title = f"Bounds: {printable(label)}, the {len(worst)} least even of {len(bounds)} layers"
+    return Section(title, (Table(columns), Text.of(text)), verbose=True)
 
 
 def _answers(comparison: Comparison) -> Iterator[str]:

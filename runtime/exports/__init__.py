@@ -15,7 +15,7 @@ from ...solvers.replicas import BY_STEP
 from ...traces.model import ModelSpec
 from ..plan import Plan
 from .carried import described
-from .engine import PERMUTE, SIDECAR, Engine, Expected, Exported, rule_of, unserved
+from .engine import PERMUTE, SIDECAR, Engine, Expected, Exported, family_of, rule_of, unserved
 from .sglang import SGLang
 from .tensorrt_llm import TensorRTLLM
 from .tutel import Tutel
@@ -29,6 +29,7 @@ __all__ = [
     "Exported",
     "engine_named",
     "export",
+    "family_of",
     "prepared",
     "strays",
     "unserved",

@@ -11,6 +11,7 @@ import numpy as np
 
 from ....errors import CertificationError, UsageError
 from ....runtime.decisions import DispatchModel
+from ....runtime.exports import ENGINES, family_of
 from ....runtime.plan import Plan
 from ....solvers.arrays import Ints
 from ....solvers.balance import balance, splits_steps, step_balance
@@ -53,10 +54,15 @@ class Eplb(PlacementStrategy):
         return BALANCE
 
     def variants(self, task: Task) -> Sequence[Params]:
-        """One slot per expert, and as many replicas as serve; on several nodes with every expert on each, too."""
-        even, near = (EplbParams(redundant="auto", replica_rule=rule) for rule in ("even", "nearest"))
+        """One slot per expert, and as many replicas as serve; on several nodes with every expert on each, too; and for
+        the exact split where an engine is asked for that carries it out.
+        """
+        even, near, exact = (EplbParams(redundant="auto", replica_rule=rule) for rule in ("even", "nearest", "lp"))
+        engine = ENGINES.get(getattr(task.params, "engine", None) or "")
+        splits = engine is not None and family_of(engine.splits, task.model, None)
         fits = _fewest(task, near) <= _fewest(task, even) + MOST_EXTRA and not isinstance(task.source, CountTrace)
-        return EplbParams(), even, *([near] if fits and task.request.cluster.num_nodes > 1 else [])
+        several = task.request.cluster.num_nodes > 1
+        return EplbParams(), even, *([near] if fits and several else []), *([exact] if splits else [])
 
     def titled(self, params: Params) -> str:
         """The strategy by name, with its replicas: "32 nearest" where every node holds every expert."""

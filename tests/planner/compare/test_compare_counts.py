@@ -9,13 +9,13 @@ import pytest
 
 from moeplan.errors import InputError, UsageError
 from moeplan.planner.compare import Comparison, compare
-from moeplan.planner.report.compare import as_dict, write_matrices
+from moeplan.planner.report.compare import as_dict, compare_report, write_matrices
 from moeplan.solvers.replicas import ReplayRule, ReplicaTable
 from moeplan.traces.schema import PHASES
 from moeplan.traces.split import fitted
 from tests.builders import known
 from tests.oracles.splits import split_ratios
-from tests.planner.makers import balances, counted, held_out, planned, rewritten, stored, tallied
+from tests.planner.makers import balances, counted, held_out, planned, rewritten, screen, stored, tallied
 
 RULES: tuple[ReplayRule, ...] = ("even", "quota", "lp")
 
@@ -145,6 +145,11 @@ def test_the_exact_split_has_the_loads_of_a_linear_programme_on_tokens_and_on_co
     ratios = split_ratios(held_LED, loads[loads.any(axis=(1, 2))])
     for comparison in (on_tokens, on_counts):
         assert figure(comparison, "plan.json", "balance") == pytest.approx(np.mean(ratios), rel=1e-12)
+    (bounds,) = on_counts.bounds.values()
+    assert [one.split for one in bounds] == pytest.approx(ratios.mean(axis=0).tolist())
+    assert bounds == next(iter(on_tokens.bounds.values()))
+    assert not compare([path], trace.path).bounds
+    assert "the 3 least even of 3 layers" in screen(compare_report, on_counts, verbose=True)
     sent = {one: figure(compare([path], trace.path, replica_rule=one), "plan.json", "device_copies") for one in RULES}
     assert sent["quota"] < min(sent["lp"], sent["even"])
 
