@@ -1,6 +1,7 @@
 """Plans for steps that are split exactly: judged on steps not seen, beside even shares, and certified."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from moeplan.errors import UsageError
 from moeplan.planner.certify import certify
 from moeplan.planner.options import PlacementOptions
-from tests.builders import known
+from moeplan.planner.strategies.registry import strategy
+from tests.builders import known, model
 from tests.oracles.splits import split_ratios
 from tests.planner.makers import assert_refused, balances, edited, held_out, judged, planned, said, stored, tallied
 
@@ -80,3 +82,20 @@ def test_on_a_real_training_run_a_plan_for_exact_splits_is_far_more_even(real_da
     assert ours["balance_p95"] < 1.45 < published["balance_p95"]
     unseen = held_out(loads)[::25]
     assert exact(plan, unseen).mean() < 1.2
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "tried"),
+    [("DeepSeek-V3", "sglang", True), ("Qwen3", "sglang", False), ("DeepSeek-V3", None, False)],
+)
+def test_auto_tries_it_for_an_engine_that_carries_it_out(name: str, engine: str | None, tried: bool) -> None:
+    cluster, params = SimpleNamespace(num_devices=4, num_nodes=1, devices_per_node=4), SimpleNamespace(engine=engine)
+    task: Any = SimpleNamespace(
+        params=params,
+        model=model(experts=16, name=name),
+        request=SimpleNamespace(cluster=cluster),
+        source=None,
+        alive=range(4),
+    )
+    variants: Any = strategy("eplb").variants(task)
+    assert ("lp" in [one.replica_rule for one in variants]) == tried
