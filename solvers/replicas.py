@@ -47,7 +47,10 @@ class ReplicaTable:
         """The table of one layer of a placement by its own rule, or another; UsageError for one that goes by steps."""
         rule = placement.replica_rule.value if rule is None else rule
         if rule in BY_STEP and placement.has_replicas:
-            raise UsageError(f"replica rule {rule}: replicas are chosen by all counts of a step, not token by token")
+            raise UsageError(
+                f"replica rule {rule} goes by all counts of a step, and replicas are chosen token by token here; expected"
+                " even or nearest"
+            )
         if rule == "static" and placement.has_replicas:
             return cls._static(placement, layer, devices_per_node)
         held_ED = placement.holds(layer)

@@ -69,7 +69,7 @@ def test_rows_of_a_step_are_split_as_the_whole_is(loads: Any, per: int) -> None:
 @pytest.mark.parametrize("rule", [ReplicaRule.QUOTA, ReplicaRule.LP])
 def test_a_rule_of_steps_is_no_table_of_devices(rule: ReplicaRule) -> None:
     placement = Placement.from_sets([HELD[0]], 6, rule)
-    with pytest.raises(UsageError, match=f"rule {rule}: .* all counts of a step"):
+    with pytest.raises(UsageError, match=f"rule {rule} goes by all counts of a step"):
         ReplicaTable.of(placement, 0, GROUP)
     once = Placement.from_sets([[[0, 1, 2], [3, 4, 5]]], 6, rule)
     assert ReplicaTable.of(once, 0, 1).choose(np.array([[4]]), np.zeros(1, int), np.zeros(1, int)).tolist() == [[1]]
