@@ -48,8 +48,8 @@ class ReplicaTable:
         rule = placement.replica_rule.value if rule is None else rule
         if rule in BY_STEP and placement.has_replicas:
             raise UsageError(
-                f"replica rule {rule} goes by all counts of a step, and here each token chooses for itself; expected even"
-                " or nearest"
+                f"replica rule {rule} goes by all counts of a step, and here each token chooses for itself; expected"
+                " even or nearest"
             )
         if rule == "static" and placement.has_replicas:
             return cls._static(placement, layer, devices_per_node)
