@@ -49,7 +49,7 @@ def test_fifty_steps_under_replicas_and_owners_that_change_are_those_of_one_proc
     for rank in ranks:
         assert rank.losses == pytest.approx(alone.losses, rel=1e-9)
         assert rank.equal
-        assert rank.compared > 50 * 3 * 2
+    assert sum(rank.compared for rank in ranks) > 50 * 3 * 4
     whole = ranks[0]
     for saved, state in ((whole.saved, alone.saved), (whole.state, alone.state)):
         assert list(saved) == list(state)
@@ -63,7 +63,7 @@ def test_fifty_steps_under_replicas_and_owners_that_change_are_those_of_one_proc
 @pytest.mark.parametrize("training", BROKEN, ids=str)
 def test_without_weights_gradients_or_states_that_travel_the_losses_are_others(training: Training) -> None:
     rank, alone = answers(2)[training][0], expected(training.optimizer, 2)
-    assert max(abs(a / b - 1) for a, b in zip(rank.losses, alone.losses, strict=True)) > 1e-4
+    assert max(abs(a / b - 1) for a, b in zip(rank.losses, alone.losses, strict=True)) > 1e-3
 
 
 @pytest.fixture(scope="module")
