@@ -26,6 +26,7 @@ class ReplicaRule(StrEnum):
 
     NEAREST = "nearest"
     EVEN = "even"
+    QUOTA = "quota"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

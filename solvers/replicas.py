@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .arrays import Bools
 from .placement import Placement
 
-ReplayRule = Literal["even", "nearest", "static", "round_robin"]
+ReplayRule = Literal["even", "nearest", "static", "round_robin", "quota"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,17 +235,20 @@ class ParallelExperts(nn.Module):
 
     def _refuse_other_turns(self) -> None:
         """Refuse to run a forward again that another has followed: replicas took turns by its tokens."""
-        if self.placement.rows is not None and self._last.waiting > 1 and in_backward():
+        turns = self.placement.rows is not None and self.placement.quota is None
+        if turns and self._last.waiting > 1 and in_backward():
             raise UsageError(
                 "two checkpointed forwards before one backward under a placement with replicas; run backward after each"
                 " forward, or checkpoint around less than the routed block"
             )
 
     def devices(self, ids_TK: Tensor) -> Tensor:
-        """The device of each of these tokens' experts, int64 `[T, K]`."""
+        """The device of each of these tokens' experts, int64 `[T, K]`; a collective call where steps are split."""
         if len(self.sample) != len(ids_TK):  # nobody said which tokens they are
             self.begin(torch.zeros_like(ids_TK[:, 0]), torch.arange(len(ids_TK), device=ids_TK.device))
         self._last.routed = RoutedTokens(self.sample, self.position, ids_TK)
+        if self.placement.quota is not None:
+            return self.placement.quota.choose(ids_TK)
         return self.placement.replicas.choose(ids_TK, self.sample, self.position)
 
     def contributions(self, x_mM: Tensor, weight_mK: Tensor, ids_mK: Tensor) -> Tensor:

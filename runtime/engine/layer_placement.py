@@ -11,10 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...solvers.arrays import Ints
-from ...solvers.placement import Placement
+from ...solvers.placement import Placement, ReplicaRule
 from ...solvers.replicas import ReplicaTable
 from .owners import owners_of
 from .replica_rows import ReplicaRows
+from .step_quota import StepQuota
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class LayerPlacement:
     slot_of_expert: Tensor
     devices_per_node: int  #: How many devices share the fast links
     owned: list[int]  #: The experts that this rank owns, the first of `held`
+    quota: StepQuota | None = None  #: The split of every step by its counts, in place of turns
 
     @classmethod
     def of(
@@ -96,6 +98,8 @@ class LayerPlacement:
         """
         rank, device, held_ED = dist.get_rank(group), torch.device(device), placement.holds(layer)
         owner = owners_of(held_ED, owner)
+        replicated = held_ED.sum() > len(held_ED)
+        by_step = replicated and placement.replica_rule is ReplicaRule.QUOTA
         held = sorted(placement.held(layer, rank), key=lambda expert: (owner[expert] != rank, owner[expert], expert))
         slot_of_expert = torch.full((placement.num_experts + 1,), -1, device=device)
         slot_of_expert[held] = torch.arange(len(held), device=device)
@@ -103,11 +107,14 @@ class LayerPlacement:
             held,
             owner,
             Slots.of(placement, layer, device),
-            Replicas.seen_from(rank, ReplicaTable.of(placement, layer, devices_per_node), device),
-            ReplicaRows.of(held_ED, owner, held, group, device) if held_ED.sum() > len(held_ED) else None,
+            Replicas.seen_from(
+                rank, ReplicaTable.of(placement, layer, devices_per_node, "even" if by_step else None), device
+            ),
+            ReplicaRows.of(held_ED, owner, held, group, device) if replicated else None,
             slot_of_expert,
             devices_per_node,
             [expert for expert in held if owner[expert] == rank],
+            StepQuota.of(placement, layer, devices_per_node, group) if by_step else None,
         )
 
     @property

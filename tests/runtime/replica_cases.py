@@ -345,13 +345,14 @@ class Lamb(torch.optim.Optimizer):
 def _refused(world: World) -> dict[str, str]:
     """What is said where owners change under optimizers whose states are not by expert."""
     said = {}
-    for name, made in {
+    optimizers: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
         "Adafactor": lambda own: torch.optim.Adafactor(own),
         "Lamb": Lamb,
         "copies": lambda own: torch.optim.AdamW([nn.Parameter(one.detach().clone()) for one in own]),
         "AdamW": lambda own: torch.optim.AdamW(own),
         "steps": lambda own: torch.optim.AdamW(own),
-    }.items():
+    }
+    for name, made in optimizers.items():
         model = parallelize(REPLICAS.model(), REPLICAS.plan())
         optimizer: Any = made([*model.parameters()])
         _micro(model, world, 0).backward()  # type: ignore[no-untyped-call]
