@@ -22,6 +22,7 @@ from .stopwatch import lap
 from .traffic import Sent, Traffic
 from .trip import Trip
 from .uncompiled import uncompiled
+from .watch import naming_lost_ranks
 from .weights import Weights, in_backward
 
 
@@ -122,6 +123,7 @@ class ParallelExperts(nn.Module):
         """Traffic and load of the last forward."""
         return self._last.sent.traffic
 
+    @naming_lost_ranks()
     def rebind(self, placement: LayerPlacement, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Hold the experts of another placement from the next forward on; a collective call between two steps.
 

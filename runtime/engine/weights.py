@@ -17,6 +17,7 @@ from torch.utils.dlpack import from_dlpack
 
 from .layer_placement import LayerPlacement
 from .replica_rows import Outgoing, ReplicaRows
+from .watch import naming_lost_ranks
 
 Gradients = list[Tensor | None]
 CHANGED, FOLLOWING_CHANGED, DROPPED = 1, 2, 4  # bits of a note
@@ -162,6 +163,7 @@ class Weights:
             self._collect(owned)
         return owned
 
+    @naming_lost_ranks()
     def collect(self) -> None:
         """Sum gradients that wait to their owners; a collective call."""
         if not self._waiting:
