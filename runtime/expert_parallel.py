@@ -3,8 +3,9 @@
 Legend: B samples of this rank; S positions; T tokens; L MoE layers; V vocabulary.
 """
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from .decisions import DispatchModel
 from .dispatch.dispatch import Batch, Dispatch, view_of_whole
 from .engine.layer import ParallelExperts, RoutedTokens
 from .engine.traffic import Sent, Traffic
-from .gradients import check_wrapper, spread_experts
+from .gradients import heed_wrapper, put_off, spread_experts
 from .plan import Plan
 
 TOKENS = ("input_ids", "inputs_embeds")  # names by which models take them
@@ -108,6 +109,19 @@ class ExpertParallelModel(nn.Module):
             self.cache_bytes = done.cache_bytes
         return done.logits
 
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Put off sums of replicas' gradients, for all micro-batches of a step but the last.
+
+        DistributedDataParallel's own `no_sync` does so, too. What is put off is summed by the next backward pass
+        outside, or before the gradients are clipped or the optimizer takes a step.
+        """
+        put_off(self.model, True)
+        try:
+            yield
+        finally:
+            put_off(self.model, False)
+
     def follow(self, rows: Tensor) -> Tensor:
         """Rows that belong to the samples of this rank's last forward, `[B, ...]`, where the logits are.
 
@@ -184,7 +198,7 @@ class ExpertParallelModel(nn.Module):
 
     def _announce(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tell the experts which tokens the model is called for, by ids `[B, S]` or embeddings `[B, S, M]`."""
-        check_wrapper(self.model, self.group)
+        heed_wrapper(self.model, self.group)
         given = (*args[:1], *map(kwargs.get, TOKENS))
         tokens = next((value for value in given if isinstance(value, Tensor)), None)
         if tokens is None or tokens.ndim < 2:

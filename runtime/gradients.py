@@ -1,8 +1,6 @@
-"""Spread experts in a training loop: their parameters, and the norm of all gradients.
+"""Spread experts in a training loop: their parameters, and the norm of all gradients."""
 
-Legend: S slots of this rank.
-"""
-
+import weakref
 from typing import TypeVar, cast
 
 import torch
@@ -10,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import UsageError
 from .engine.layer import ParallelExperts
@@ -40,6 +39,29 @@ def leave_out_experts(model: nn.Module) -> None:
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)  # type: ignore[no-untyped-call]
 
 
+def put_off(model: nn.Module, waits: bool) -> None:
+    """Say whether gradients of replicas wait for a later backward pass than those of the next forwards."""
+    for experts in spread_experts(model).values():
+        experts.weights.put_off = waits
+
+
+def collect(model: nn.Module) -> None:
+    """Sum the gradients of replicas that were put off to the owners of the experts; a collective call."""
+    for experts in spread_experts(model).values():
+        experts.weights.collect()
+
+
+def collect_before_steps(model: nn.Module) -> None:
+    """Let no optimizer take a step while gradients of replicas are put off: `collect` before it."""
+    here = weakref.ref(model)
+
+    def before_step(*_unused: object) -> None:
+        if (there := here()) is not None:
+            collect(there)
+
+    weakref.finalize(model, register_optimizer_step_pre_hook(before_step).remove)
+
+
 def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
     """The norm of all gradients, equal on every rank, once they are scaled to at most `max_norm`; a collective call.
 
@@ -56,6 +78,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
     UsageError
         FSDP2 averages over more ranks than share experts.
     """
+    collect(model)
     experts = expert_parameters(model)
     ours = set(experts)
     others = [parameter for parameter in model.parameters() if parameter not in ours]
@@ -70,11 +93,18 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
     return norm
 
 
-def check_wrapper(model: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Refuse a forward in a DistributedDataParallel that averages over more ranks than share experts (UsageError)."""
+def heed_wrapper(model: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """In a forward of DistributedDataParallel: put gradients of replicas off under its `no_sync`.
+
+    Raises
+    ------
+    UsageError
+        It averages over more ranks than share experts.
+    """
     wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
     if wrapper is None or not torch.is_grad_enabled():
         return
+    put_off(model, not wrapper.require_backward_grad_sync)
     if any(parameter.requires_grad for parameter in expert_parameters(model)):
         _check_ranks(dist.get_world_size(wrapper.process_group), group)
 
@@ -98,20 +128,8 @@ def _squares(model: nn.Module) -> Tensor:
     layers = list(spread_experts(model).values())
     total = torch.zeros((), dtype=torch.float64, device=next(layers[0].parameters()).device)
     for layer in layers:
-        counts_S = _counts_here(layer)
         for parameter in layer.parameters():
             if parameter.grad is not None:
-                norms_S = torch.linalg.vector_norm(parameter.grad.flatten(1), dim=1, dtype=torch.float64)
-                total += norms_S[counts_S].square().sum()
+                total += torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).square()
     dist.all_reduce(total, group=layers[0].group)
     return total
-
-
-def _counts_here(layer: ParallelExperts) -> Tensor:
-    """Whether each slot holds an expert that no lower rank holds, bool `[S]`."""
-    placement = layer.placement
-    here_S = torch.ones(len(placement.held), dtype=torch.bool, device=placement.slot_of_expert.device)
-    if placement.sums is not None:
-        for shared in placement.sums.shared[: dist.get_rank(layer.group)]:
-            here_S[shared] = False
-    return here_S

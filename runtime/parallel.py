@@ -4,10 +4,12 @@ Legend: L MoE layers.
 """
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -25,9 +27,10 @@ from .engine.experts import RoutedBlock, keep_experts, routed_blocks
 from .engine.gather import gathered
 from .engine.layer import ParallelExperts
 from .engine.layer_placement import LayerPlacement
+from .engine.owners import owners_of
 from .engine.watch import watch
 from .expert_parallel import ExpertParallelModel
-from .gradients import leave_out_experts
+from .gradients import collect_before_steps, leave_out_experts, spread_experts
 from .models.checkpoint import fill_model, read_checkpoint
 from .plan import Plan
 from .whole import name_held, take_held
@@ -46,9 +49,9 @@ def parallelize(
 ) -> ExpertParallelModel:
     """The model with its experts spread over the ranks of `group`; all ranks call it together.
 
-    The model itself is changed: its routed blocks keep their routers and this rank's experts, and the memory of the
-    others is freed. Everything else stays as it is, to be replicated or sharded as you like. Move the model to its
-    device before, make optimizers after.
+    The model itself is changed: its routed blocks keep their routers and the experts that this rank owns, and the
+    memory of the others is freed. Replicas are no parameters: their weights come from the owners. Everything else stays
+    as it is, to be replicated or sharded as you like. Move the model to its device before, make optimizers after.
 
     Parameters
     ----------
@@ -85,31 +88,39 @@ def parallelize(
         dispatcher = _dispatcher(model, plan, chosen, dist.get_world_size(group))
     _agree(plan, chosen, group)
     placement, blocks = _placement(plan), routed_blocks(model)
-    held = {block.experts_name: placement.held(layer, dist.get_rank(group)) for layer, block in enumerate(blocks)}
+    owner_LE = [owners_of(placement.holds(layer)) for layer in range(len(blocks))]
+    owned = {
+        block.experts_name: np.flatnonzero(owner_E == dist.get_rank(group)).tolist()
+        for block, owner_E in zip(blocks, owner_LE, strict=True)
+    }
     if checkpoint is not None:
         device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend(group) else "cpu"
         with _together(group):
-            read = read_checkpoint(model, checkpoint, held, device=device)
+            read = read_checkpoint(model, checkpoint, owned, device=device)
         fill_model(model, read, device)
     share = 1 / dist.get_world_size(group) if gradients == "mean" else 1.0
     for layer, block in enumerate(blocks):
         experts = block.experts
         if checkpoint is None:
-            keep_experts(experts, held[block.experts_name])
+            keep_experts(experts, owned[block.experts_name])
         here = LayerPlacement.of(
             placement,
             layer,
             devices_per_node=plan.cluster.devices_per_node,
             group=group,
             device=next(experts.parameters()).device,
+            owner=owner_LE[layer],
         )
         chunks = Chunks.planned(plan.decisions.pipeline, layer)
         block.module.experts = ParallelExperts(experts, here, group, chunks=chunks, gradient_share=share)
         block.module.experts.register_state_dict_post_hook(name_held)  # type: ignore[no-untyped-call]
         block.module.experts.register_load_state_dict_pre_hook(take_held)  # type: ignore[no-untyped-call]
+    for layer_before, layer_after in itertools.pairwise(spread_experts(model).values()):
+        layer_before.weights.following = layer_after.weights
     spread = ExpertParallelModel(model, plan, chosen, dispatcher, group)
     for wrapped in (spread, model):
         leave_out_experts(wrapped)
+    collect_before_steps(model)
     return spread
 
 

@@ -1,6 +1,6 @@
 """The whole of a parallelized model, under the names that it had: what its checkpoints hold, saved and loaded.
 
-Legend: E experts; S slots of this rank; D devices.
+Legend: E experts; O experts that this rank owns.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import MismatchError
+from ..solvers.arrays import Ints
 from .engine.gather import gathered
 from .engine.layer import ParallelExperts
 from .expert_parallel import ExpertParallelModel
@@ -35,14 +36,14 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """
     model = _bare(model)
     layers = spread_experts(model)
-    holders = _Holders.of(layers)
+    owners = _Owners.of(layers)
     state = {}
     for key, value in model.state_dict().items():
         if key.removesuffix(f".{HELD}") in layers:
             continue
         layer = next((name for name in layers if key.startswith(f"{name}.{LOCAL}")), None)
-        whole = unsharded(value) if layer is None else holders.gather(layer, value)
-        if whole is not None and holders.rank == 0:
+        whole = unsharded(value) if layer is None else owners.gather(layer, value)
+        if whole is not None and owners.rank == 0:
             state[key if layer is None else f"{layer}.{key.removeprefix(f'{layer}.{LOCAL}')}"] = whole.cpu()
     return state
 
@@ -50,15 +51,15 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
 def full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """`optimizer.state_dict()` as it would be without `parallelize`, on rank 0; empty on others. A collective call."""
     layers = spread_experts(_bare(model))
-    holders, written = _Holders.of(layers), optimizer.state_dict()
+    owners, written = _Owners.of(layers), optimizer.state_dict()
     layer_of = {parameter: name for name, layer in layers.items() for parameter in layer.parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, parameter in enumerate(parameters):
         state = written["state"].get(index, {})
         if parameter in layer_of:
-            state = holders.gather_state(layer_of[parameter], parameter, state)
+            state = owners.gather_state(layer_of[parameter], parameter, state)
         written["state"] |= {index: {name: unsharded(value) for name, value in state.items()}} if state else {}
-    return written if holders.rank == 0 else {}
+    return written if owners.rank == 0 else {}
 
 
 def keep_held(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -66,13 +67,13 @@ def keep_held(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     for layer in spread_experts(_bare(model)).values():
         for parameter in layer.parameters():
             state = optimizer.state.get(parameter, {})
-            state |= {name: value[layer.held] for name, value in state.items() if _is_stacked(value, parameter)}
+            state |= {name: value[layer.owned] for name, value in state.items() if _is_stacked(value, parameter)}
 
 
 def name_held(layer: nn.Module, state: dict[str, Any], prefix: str, *_unused: Any) -> None:
-    """Add to a layer's state dict the experts whose rows this rank holds."""
+    """Add to a layer's state dict the experts whose rows this rank has."""
     assert isinstance(layer, ParallelExperts)
-    state[prefix + HELD] = torch.tensor(layer.held, dtype=torch.int64)
+    state[prefix + HELD] = torch.tensor(layer.owned, dtype=torch.int64)
 
 
 def take_held(layer: ParallelExperts, state: dict[str, Any], prefix: str, *_unused: Any) -> None:
@@ -84,40 +85,38 @@ def take_held(layer: ParallelExperts, state: dict[str, Any], prefix: str, *_unus
         It is of another rank, or under another placement.
     """
     held = state.pop(prefix + HELD, None)
-    if held is not None and held.tolist() != layer.held:
+    if held is not None and held.tolist() != layer.owned:
         raise MismatchError(
-            f"{prefix.removesuffix('.')}: the state is of experts {_few(held.long().tolist())}, this rank holds"
-            f" {_few(layer.held)}; it was saved by another rank or under another plan: load it there, or save"
+            f"{prefix.removesuffix('.')}: the state is of experts {_few(held.long().tolist())}, this rank owns"
+            f" {_few(layer.owned)}; it was saved by another rank or under another plan: load it there, or save"
             " full_state_dict(model)"
         )
     for name, _ in layer.local.named_parameters():
         if prefix + name in state:
-            state[f"{prefix}{LOCAL}{name}"] = state.pop(prefix + name)[layer.held]
+            state[f"{prefix}{LOCAL}{name}"] = state.pop(prefix + name)[layer.owned]
 
 
 @dataclass(frozen=True, slots=True)
-class _Holders:
-    """Experts of each device, `[D]` lists by the name of the layer, as all ranks say."""
+class _Owners:
+    """The owner of each expert, int64 `[E]`, by the name of the layer."""
 
-    held: Mapping[str, tuple[list[int], ...]]
+    owner: Mapping[str, Ints]
     rank: int
     group: dist.ProcessGroup | None
 
     @classmethod
-    def of(cls, layers: Mapping[str, ParallelExperts]) -> "_Holders":
+    def of(cls, layers: Mapping[str, ParallelExperts]) -> "_Owners":
         group = next(iter(layers.values())).group
-        by_rank: list[Any] = gathered([layer.held for layer in layers.values()], group)
-        return cls(dict(zip(layers, zip(*by_rank, strict=True), strict=True)), dist.get_rank(group), group)
+        return cls({name: layer.placement.owner for name, layer in layers.items()}, dist.get_rank(group), group)
 
     def gather(self, layer: str, rows: Tensor) -> Tensor | None:
-        """The rows of all experts, in their order, `[E, ...]` on rank 0's CPU, from this rank's `[S, ...]`."""
-        held = list(enumerate(self.held[layer]))
-        first = {expert: (device, slot) for device, ids in reversed(held) for slot, expert in enumerate(ids)}
-        whole = rows.new_empty(len(first), *rows.shape[1:], device="cpu") if self.rank == 0 else None
-        for expert, (device, slot) in sorted(first.items()):
+        """The rows of all experts, in their order, `[E, ...]` on rank 0's CPU, from this rank's `[O, ...]`."""
+        owner_E, own = self.owner[layer], iter(rows)
+        whole = rows.new_empty(len(owner_E), *rows.shape[1:], device="cpu") if self.rank == 0 else None
+        for expert, device in enumerate(owner_E.tolist()):
             if self.rank not in (0, device):
                 continue
-            row = rows[slot].contiguous() if device == self.rank else rows.new_empty(rows.shape[1:])
+            row = next(own).contiguous() if device == self.rank else rows.new_empty(rows.shape[1:])
             if whole is None:
                 dist.send(row, group=self.group, group_dst=0)
                 continue

@@ -78,7 +78,7 @@ class Coherent(Way):
 
     def home(self, held: Held, source_T: Tensor) -> Held:
         """Tokens that started here, from wherever they are; sources ascend with the numbers; two collectives."""
-        route = Route.agree(source_T.bincount(minlength=dist.get_world_size(self.group))[None], self.group)
+        route, _ = Route.agree(source_T.bincount(minlength=dist.get_world_size(self.group))[None], self.group)
         kinds = held.x, held.token.int()[:, None]
         columns = Columns.of(*kinds)
         x, token = columns.unpack(route.move(columns.pack(*kinds)))

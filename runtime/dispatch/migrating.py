@@ -22,7 +22,7 @@ from ..engine.gather import Gather
 from ..engine.layer import ParallelExperts
 from ..engine.traffic import Traffic
 from ..engine.uncompiled import uncompiled
-from ..gradients import check_wrapper
+from ..gradients import heed_wrapper
 from ..migrating.homes import Guests, Homes, SamplePolicy
 from ..models.protocols import LanguageModel, Layer
 from ..plan import Plan
@@ -66,7 +66,7 @@ class MigratingDispatch:
         UsageError
             Ranks pad to different lengths.
         """
-        check_wrapper(model, group)
+        heed_wrapper(model, group)
         whole = view_of_whole(model, "migrating dispatch")
         width, real_BS = _common_width(batch, group), batch.real
         contexts = Contexts.gather(batch.samples, real_BS.sum(dim=1), group)

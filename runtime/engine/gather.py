@@ -26,7 +26,7 @@ class Count:
     def start(cls, num_rows: int, device: torch.device, group: dist.ProcessGroup | None) -> "Count":
         """Tell all ranks; a collective call that does not wait."""
         counts_D = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=device)
-        return cls(_all_gather(counts_D, torch.tensor([num_rows], device=device), group), counts_D)
+        return cls(all_gather(counts_D, torch.tensor([num_rows], device=device), group), counts_D)
 
     def wait(self) -> list[int]:
         """The rows of each rank, `[D]`."""
@@ -61,7 +61,7 @@ class Gather:
         sent = rows.new_zeros(most, rows.shape[1])
         sent[: len(rows)] = rows
         arrived = rows.new_empty(len(counts) * most, rows.shape[1])
-        work = _all_gather(arrived, sent, group) if most else None
+        work = all_gather(arrived, sent, group) if most else None
         return cls(work, arrived, sent, columns, counts, sum(counts) - len(rows))
 
     def wait(self) -> list[Tensor]:
@@ -81,7 +81,8 @@ def gathered(value: T, group: dist.ProcessGroup | None) -> list[T]:
     return values
 
 
-def _all_gather(arrived: Tensor, sent: Tensor, group: dist.ProcessGroup | None) -> dist.Work | None:
+def all_gather(arrived: Tensor, sent: Tensor, group: dist.ProcessGroup | None) -> dist.Work | None:
+    """Start an all-gather of equal tensors; a collective call that does not wait."""
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before 2.13
     work: dist.Work | None = gather(arrived, sent, group=group, async_op=True)
     return work

@@ -20,8 +20,10 @@ from .layer_placement import LayerPlacement
 from .rebinding import move_experts
 from .stopwatch import lap
 from .traffic import Sent, Traffic
-from .trip import Gradients, Trip
+from .trip import Trip
 from .uncompiled import uncompiled
+from .watch import naming_lost_ranks
+from .weights import Weights, in_backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class ParallelExperts(nn.Module):
     Parameters
     ----------
     experts
-        Those of this rank's slots, called as `experts(x_TM, slots_TK, weight_TK)`.
+        Those that this rank owns, called as `experts(x_TM, slots_TK, weight_TK)` once they are beside replicas.
     chunks
         The pieces in which tokens travel, and the capacity of buffers; None: one piece, nothing is dropped.
     gradient_share
@@ -89,8 +91,8 @@ class ParallelExperts(nn.Module):
     ) -> None:
         super().__init__()
         self.placement, self.group, self.chunks = placement, group, chunks or Chunks.whole()
-        self.gradient_share = gradient_share
         self.local = experts
+        self.weights = Weights(experts, placement, gradient_share)
         if "num_experts" in vars(experts):  # as those of transformers count them
             experts.num_experts = len(placement.held)  # type: ignore[assignment]
         self.sample = self.position = torch.zeros(0, dtype=torch.int64, device=placement.slot_of_expert.device)
@@ -98,8 +100,13 @@ class ParallelExperts(nn.Module):
 
     @property
     def held(self) -> list[int]:
-        """The experts in this rank's slots."""
+        """The experts in this rank's slots, those that it owns first."""
         return self.placement.held
+
+    @property
+    def owned(self) -> list[int]:
+        """The experts whose parameters and optimizer state are here."""
+        return self.placement.owned
 
     @property
     def routed(self) -> RoutedTokens:
@@ -116,16 +123,23 @@ class ParallelExperts(nn.Module):
         """Traffic and load of the last forward."""
         return self._last.sent.traffic
 
-    def rebind(self, placement: LayerPlacement) -> None:
+    @naming_lost_ranks()
+    def rebind(self, placement: LayerPlacement, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Hold the experts of another placement from the next forward on; a collective call between two steps.
 
-        Experts and their gradients move; parameters stay the same objects, and the state of an optimizer, which
-        belongs to the slot of a parameter, stays where it is.
+        Replicas come with the weights that travel then. Experts that change their owner move with their gradients and
+        their rows of the optimizer's state; parameters stay the same objects.
+
+        Parameters
+        ----------
+        optimizer
+            The one that has a state of the experts; None: there is none, as under plain SGD.
 
         Raises
         ------
         UsageError
-            The placement has another number of slots here, or a forward waits for its backward pass.
+            The placement has another number of slots here, a forward waits for its backward pass, or the optimizer's
+            state is not by expert.
         """
         if len(placement.held) != len(self.held):
             raise UsageError(
@@ -134,7 +148,9 @@ class ParallelExperts(nn.Module):
             )
         if self._last.waiting:
             raise UsageError("experts moved between a forward and its backward pass; move them after the backward pass")
-        move_experts(self.local, self.placement, placement, self.group)
+        self.weights.collect()
+        move_experts(self.weights, self.placement.owner, placement.owner, self.group, optimizer)
+        self.weights.take(placement)
         self.placement = placement
 
     def begin(self, sample_T: Tensor, position_T: Tensor) -> None:
@@ -149,7 +165,7 @@ class ParallelExperts(nn.Module):
         """
         self._refuse_other_turns()
         copies = self._copies(ids_TK, self.devices(ids_TK))
-        trip = Trip(copies, self.chunks, self.contributions, _differentiable(self), self.group, settle=self._settled)
+        trip = Trip(copies, self.chunks, self.contributions, self.weights, self.group)
         y_nM = self._taken(trip, x_TM, weight_TK)
         with lap("combine"):
             return copies.summed(y_nM, len(x_TM))
@@ -200,9 +216,9 @@ class ParallelExperts(nn.Module):
             copies,
             self.chunks,
             compute,
-            _differentiable(self, norm),
+            self.weights,
             self.group,
-            settle=self._settled,
+            others=list(norm.parameters()) if torch.is_grad_enabled() else (),
             destination=lambda beside: destination(beside[:, top_k], beside[:, top_k + 1]),
             stays=stays,
         )
@@ -215,29 +231,32 @@ class ParallelExperts(nn.Module):
         self._last.pairs = 0
         y_nM = trip.take(x_TM, weight_TK)
         self._last.sent = trip.sent(self._last.pairs)
-        if trip.recording and not _in_backward():
+        if trip.recording and not in_backward():
             self._last.trips.add(trip)
         return y_nM
 
     def _refuse_other_turns(self) -> None:
         """Refuse to run a forward again that another has followed: replicas took turns by its tokens."""
-        if self.placement.sums is not None and self._last.waiting > 1 and _in_backward():
+        turns = self.placement.rows is not None and self.placement.quota is None
+        if turns and self._last.waiting > 1 and in_backward():
             raise UsageError(
                 "two checkpointed forwards before one backward under a placement with replicas; run backward after each"
                 " forward, or checkpoint around less than the routed block"
             )
 
     def devices(self, ids_TK: Tensor) -> Tensor:
-        """The device of each of these tokens' experts, int64 `[T, K]`."""
+        """The device of each of these tokens' experts, int64 `[T, K]`; a collective call where steps are split."""
         if len(self.sample) != len(ids_TK):  # nobody said which tokens they are
             self.begin(torch.zeros_like(ids_TK[:, 0]), torch.arange(len(ids_TK), device=ids_TK.device))
         self._last.routed = RoutedTokens(self.sample, self.position, ids_TK)
+        if self.placement.quota is not None:
+            return self.placement.quota.choose(ids_TK)
         return self.placement.replicas.choose(ids_TK, self.sample, self.position)
 
     def contributions(self, x_mM: Tensor, weight_mK: Tensor, ids_mK: Tensor) -> Tensor:
         """Partial sums that this rank's experts add to tokens, `[m, M]`; ids are -1 where another device computes."""
         slot_mK, pairs = self.placement.slot_of_expert[ids_mK], len(x_mM)
-        with lap("experts"):
+        with lap("experts"), self.weights.lent():
             if ids_mK.shape[1] == 1 and self.chunks.capacity_factor is None:  # every row asks one expert, which is here
                 y_mM = applied(self.local, x_mM, slot_mK, weight_mK)
             else:
@@ -268,23 +287,3 @@ class ParallelExperts(nn.Module):
         assert self.chunks.capacity_factor is not None
         rows = top_k * int(self.chunks.capacity_factor * -(-int(fullest) // self.placement.num_experts))
         return self.chunks.padded(rows)
-
-    def _settled(self, gradients: Gradients) -> Gradients:
-        """The experts' gradients, which come first, over all ranks; others as they are."""
-        mine = len(list(self.parameters()))
-        summed = [None if gradient is None else self._over_ranks(gradient) for gradient in gradients[:mine]]
-        return summed + gradients[mine:]
-
-    def _over_ranks(self, gradient: Tensor) -> Tensor:
-        summed = gradient if self.placement.sums is None else self.placement.sums.summed(gradient)
-        return summed.mul_(self.gradient_share)
-
-
-def _differentiable(*modules: nn.Module) -> list[nn.Parameter]:
-    """The parameters that gradients may be asked of: a walk, which inference spares."""
-    return [parameter for module in modules for parameter in module.parameters()] if torch.is_grad_enabled() else []
-
-
-def _in_backward() -> bool:
-    """Whether this runs within a backward pass: a checkpointed block does, again."""
-    return bool(torch._C._current_graph_task_id() != -1)

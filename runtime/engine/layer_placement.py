@@ -1,4 +1,4 @@
-"""The placement of one layer, as a rank carries it out: slots, devices for its tokens, gradients of replicas.
+"""The placement of one layer, as a rank carries it out: slots, owners, devices for its tokens, rows of replicas.
 
 Legend: E experts; D devices; S slots of this rank; P slots of all devices; R most candidates; T tokens; K experts a
 token.
@@ -10,9 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...solvers.placement import Placement
+from ...solvers.arrays import Ints
+from ...solvers.placement import Placement, ReplicaRule
 from ...solvers.replicas import ReplicaTable
-from .route import Route
+from .owners import owners_of
+from .replica_rows import ReplicaRows
+from .step_quota import StepQuota
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,51 +61,22 @@ class Replicas:
         return self.devices[ids_TK, (sample_T + position_T)[:, None] % self.count[ids_TK]]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaSums:
-    """Slots of this device whose experts other devices hold, too."""
-
-    #: The slots whose experts each device holds as well, int64, by device, in the order of the experts; for this device
-    #: all that any other shares
-    shared: tuple[Tensor, ...]
-    group: dist.ProcessGroup | None
-
-    @classmethod
-    def of(
-        cls, placement: Placement, layer: int, group: dist.ProcessGroup | None, device: torch.device
-    ) -> "ReplicaSums":
-        """The shared slots of this rank in a layer."""
-        rank, held_ED = dist.get_rank(group), torch.from_numpy(placement.holds(layer))
-        here_S = held_ED[:, rank].nonzero().flatten()  # experts ascend on a device, so that slots do, too
-        also_SD = held_ED[here_S]
-        also_SD[:, rank] = also_SD.sum(dim=1) > 1
-        return cls(tuple(also_S.nonzero().flatten().to(device) for also_S in also_SD.T), group)
-
-    def summed(self, gradient: Tensor) -> Tensor:
-        """A gradient `[S, ...]` with the rows of replicated experts summed over their holders, in rank order."""
-        rank = dist.get_rank(self.group)
-        counts = [len(slots) if peer != rank else 0 for peer, slots in enumerate(self.shared)]
-        theirs = [slots for peer, slots in enumerate(self.shared) if peer != rank]
-        rows = torch.split(Route([counts], [counts], self.group).move(gradient[torch.cat(theirs)]), counts)
-        total = gradient.clone()
-        total[self.shared[rank]] = 0
-        for peer, slots in enumerate(self.shared):
-            total.index_add_(0, slots, gradient[slots] if peer == rank else rows[peer])
-        return total
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerPlacement:
     """Places of a layer's experts, as this rank needs them to route tokens, compute and sum gradients."""
 
-    held: list[int]  #: The experts in this rank's slots, `[S]`
+    #: The experts in this rank's slots, `[S]`: those that it owns, then those of each other owner, ascending
+    held: list[int]
+    owner: Ints  #: The device of each expert's parameters and optimizer state, int64 `[E]`
     slots: Slots  #: The slots of all devices, P of them
     replicas: Replicas  #: The devices that this rank's tokens may use
-    sums: ReplicaSums | None  #: The gradients that holders of one expert add up; None where no expert has replicas
+    rows: ReplicaRows | None  #: What owners and holders of replicas exchange; None where no expert has replicas
     #: The slot of each expert on this rank, -1 where another device holds it, int64 `[E + 1]`; the last entry answers
     #: the id -1
     slot_of_expert: Tensor
     devices_per_node: int  #: How many devices share the fast links
+    owned: list[int]  #: The experts that this rank owns, the first of `held`
+    quota: StepQuota | None = None  #: The split of every step by its counts, in place of turns
 
     @classmethod
     def of(
@@ -113,19 +87,34 @@ class LayerPlacement:
         devices_per_node: int,
         group: dist.ProcessGroup | None,
         device: torch.device | str = "cpu",
+        owner: Ints | None = None,
     ) -> "LayerPlacement":
-        """A layer of a placement over the ranks of `group`, as tensors on `device`."""
-        rank, device = dist.get_rank(group), torch.device(device)
-        held = placement.held(layer, rank)
+        """A layer of a placement over the ranks of `group`, as tensors on `device`.
+
+        Parameters
+        ----------
+        owner
+            The owners of experts before, int64 `[E]`, who stay owners of what they hold; None: nobody was.
+        """
+        rank, device, held_ED = dist.get_rank(group), torch.device(device), placement.holds(layer)
+        owner = owners_of(held_ED, owner)
+        replicated = held_ED.sum() > len(held_ED)
+        by_step = replicated and placement.replica_rule is ReplicaRule.QUOTA
+        held = sorted(placement.held(layer, rank), key=lambda expert: (owner[expert] != rank, owner[expert], expert))
         slot_of_expert = torch.full((placement.num_experts + 1,), -1, device=device)
         slot_of_expert[held] = torch.arange(len(held), device=device)
         return cls(
             held,
+            owner,
             Slots.of(placement, layer, device),
-            Replicas.seen_from(rank, ReplicaTable.of(placement, layer, devices_per_node), device),
-            ReplicaSums.of(placement, layer, group, device) if placement.has_replicas else None,
+            Replicas.seen_from(
+                rank, ReplicaTable.of(placement, layer, devices_per_node, "even" if by_step else None), device
+            ),
+            ReplicaRows.of(held_ED, owner, held, group, device) if replicated else None,
             slot_of_expert,
             devices_per_node,
+            [expert for expert in held if owner[expert] == rank],
+            StepQuota.of(placement, layer, devices_per_node, group) if by_step else None,
         )
 
     @property

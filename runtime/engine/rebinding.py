@@ -1,118 +1,189 @@
-"""The move of experts from one placement of a layer to another.
+"""The move of experts to other owners: their rows of parameters, gradients and optimizer states.
 
-Legend: D devices; S slots of this rank; n rows that this rank sends or receives.
+Legend: E experts; D devices; O experts that this rank owns; n rows that this rank sends or receives.
 """
 
+import functools
 import itertools
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .layer_placement import LayerPlacement, Slots
+from ...errors import MismatchError, UsageError
+from ...solvers.arrays import Ints
+from .gather import gathered
 from .payload import Columns
 from .route import Route
+from .weights import Weights
+
+#: Optimizers of which every element of a state belongs to one element of the parameter
+ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adagrad", "Adamax", "RMSprop", "Adadelta")
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Rows of experts that one rank sends and receives when a layer's slots change.
+    """Rows that one rank sends and receives when experts change their owners.
 
     Parameters
     ----------
-    sent_slots, filled_slots
-        The slots of this rank that rows are read from, by destination, and written to, by source, `[n]`.
+    sent_rows
+        The rows of this rank that are sent, by destination, `[n]`.
     sent, received
         Rows to and from each device, `[D]`.
+    order
+        Where the rows that it owns afterwards lie among those of before and those that arrive, behind, `[O]`.
     """
 
-    sent_slots: list[int]
+    sent_rows: list[int]
     sent: list[int]
-    filled_slots: list[int]
     received: list[int]
+    order: list[int]
 
     @classmethod
-    def between(cls, old: Slots, new: Slots, *, devices_per_node: int, rank: int, size: int) -> "Moves":
-        """The moves of `rank`, which agree with those of all others: each expert comes from its nearest holder.
+    def between(cls, old_E: Ints, new_E: Ints, *, rank: int, size: int) -> "Moves":
+        """The moves of `rank` from one device to another of each expert; owned experts ascend."""
+        before = {int(expert): row for row, expert in enumerate((old_E == rank).nonzero()[0])}
+        leaving, coming = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+        for expert in (old_E != new_E).nonzero()[0].tolist():
+            if old_E[expert] == rank:
+                leaving[int(new_E[expert])].append(before[expert])
+            if new_E[expert] == rank:
+                coming[int(old_E[expert])].append(expert)
+        arriving = itertools.chain(*(coming[device] for device in range(size)))
+        place = before | {expert: len(before) + number for number, expert in enumerate(arriving)}
+        return cls(
+            list(itertools.chain(*(leaving[device] for device in range(size)))),
+            [len(leaving[device]) for device in range(size)],
+            [len(coming[device]) for device in range(size)],
+            [place[expert] for expert in (new_E == rank).nonzero()[0].tolist()],
+        )
 
-        A slot that keeps its expert is left alone.
-        """
-        before, after = _experts_by_device(old, size), _experts_by_device(new, size)
-        slots = [{expert: slot for slot, expert in enumerate(held)} for held in before]
-        sent, filled = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
-        for target, experts in enumerate(after):
-            for slot, expert in enumerate(experts):
-                if before[target][slot : slot + 1] == [expert]:
-                    continue
-                holders = [device for device in range(size) if expert in slots[device]]
-                source = min(holders, key=lambda device: _distance(device, target, devices_per_node))
-                if source == rank:
-                    sent[target].append(slots[source][expert])
-                if target == rank:
-                    filled[source].append(slot)
-        return cls(*_by_device(sent, size), *_by_device(filled, size))
+
+class _Stacked(NamedTuple):
+    """Rows of the experts that this rank owns, `[O, ...]`, and how others, of another number, take their place."""
+
+    rows: Tensor
+    replace: Callable[[Tensor], None]
 
 
 @torch.no_grad()
-def move_experts(experts: nn.Module, old: LayerPlacement, new: LayerPlacement, group: dist.ProcessGroup | None) -> None:
-    """Overwrite the rows of this rank's slots with the experts that another placement puts there; a collective call.
+def move_experts(
+    weights: Weights,
+    old_E: Ints,
+    new_E: Ints,
+    group: dist.ProcessGroup | None,
+    optimizer: torch.optim.Optimizer | None,
+) -> None:
+    """Let experts have other owners, int64 `[E]`: their rows go there, in place; a collective call between steps.
 
-    Parameters stay the same objects. Gradients go with their experts where any rank has some; those of replicas are
-    alike on all holders, as `ReplicaSums` leaves them. Both placements have as many slots on this rank.
+    Parameters stay the same objects. Where a rank comes to own another number of experts, their tensors are new.
+
+    Raises
+    ------
+    UsageError
+        Rows of the optimizer's state do not belong to experts; nothing was moved.
+    MismatchError
+        The states of ranks are of different steps, or some have none.
     """
-    moves = Moves.between(
-        old.slots,
-        new.slots,
-        devices_per_node=new.devices_per_node,
-        rank=dist.get_rank(group),
-        size=dist.get_world_size(group),
-    )
-    tensors = _stacked(experts, group)
-    rows = [_rows(tensor) for tensor in tensors]
-    columns = Columns.of(*rows)
-    sent_n = torch.tensor(moves.sent_slots, dtype=torch.int64, device=rows[0].device)
-    packed = columns.pack(*(row_SW[sent_n] for row_SW in rows))
+    if (old_E == new_E).all():
+        return
+    stacked = [*_parameters(weights), *_gradients(weights, group), *_states(weights, group, optimizer)]
+    moves = Moves.between(old_E, new_E, rank=dist.get_rank(group), size=dist.get_world_size(group))
+    rows = [one.rows.reshape(len(one.rows), math.prod(one.rows.shape[1:])) for one in stacked]
+    columns, device = Columns.of(*rows), rows[0].device
+    sent_n = torch.tensor(moves.sent_rows, dtype=torch.int64, device=device)
+    packed = columns.pack(*(row_OW[sent_n] for row_OW in rows))
     arrived = columns.unpack(Route([moves.sent], [moves.received], group).move(packed))
-    filled_n = torch.tensor(moves.filled_slots, dtype=torch.int64, device=rows[0].device)
-    for tensor, row_nW in zip(tensors, arrived, strict=True):
-        tensor[filled_n] = row_nW.reshape(len(filled_n), *tensor.shape[1:])
+    order_O = torch.tensor(moves.order, dtype=torch.int64, device=device)
+    for one, row_OW, row_nW in zip(stacked, rows, arrived, strict=True):
+        after = torch.cat([row_OW, row_nW])[order_O].reshape(len(order_O), *one.rows.shape[1:])
+        if len(after) == len(one.rows):
+            one.rows.copy_(after)
+        else:
+            one.replace(after)
 
 
-def _stacked(experts: nn.Module, group: dist.ProcessGroup | None) -> list[Tensor]:
-    """The parameters `[S, ...]`, and the gradients of those that have one on any rank, zero where they had none."""
-    parameters = list(experts.parameters())
-    graded = torch.tensor([int(parameter.grad is not None) for parameter in parameters], device=parameters[0].device)
+def _parameters(weights: Weights) -> list[_Stacked]:
+    def replace(parameter: nn.Parameter, rows: Tensor) -> None:
+        # Another type between, so that autograd forgets the shape that gradients had.
+        parameter.data = rows.new_empty(0, dtype=torch.float16 if rows.dtype != torch.float16 else torch.float32)
+        parameter.data = rows
+
+    return [_Stacked(parameter, functools.partial(replace, parameter)) for parameter in weights.owned]
+
+
+def _gradients(weights: Weights, group: dist.ProcessGroup | None) -> list[_Stacked]:
+    """The gradients of parameters that have one on any rank, zero where they had none."""
+    graded = torch.tensor([int(own.grad is not None) for own in weights.owned], device=weights.owned[0].device)
     dist.all_reduce(graded, dist.ReduceOp.MAX, group)
+
+    def replace(parameter: nn.Parameter) -> Callable[[Tensor], None]:
+        return lambda rows: setattr(parameter, "grad", rows)
+
     gradients = []
-    for parameter, has_one in zip(parameters, graded.tolist(), strict=True):
+    for own, has_one in zip(weights.owned, graded.tolist(), strict=True):
         if has_one:
-            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            gradients.append(parameter.grad)
-    return [*parameters, *gradients]
+            own.grad = torch.zeros_like(own) if own.grad is None else own.grad
+            gradients.append(_Stacked(own.grad, replace(own)))
+    return gradients
 
 
-def _rows(tensor: Tensor) -> Tensor:
-    """A stacked tensor as rows, `[S, width]`."""
-    return tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
+def _states(
+    weights: Weights, group: dist.ProcessGroup | None, optimizer: torch.optim.Optimizer | None
+) -> list[_Stacked]:
+    """The states that have a parameter's shape; others are of no expert, and the same on all ranks."""
+    states, shared, refusal = list[_Stacked](), list[dict[str, Any]](), None
+    for own in weights.owned if optimizer is not None else ():
+        assert optimizer is not None
+        state = optimizer.state.get(own, {})
+        refusal = refusal or _refusal(optimizer, own, state)
+        rows = {name: value for name, value in sorted(state.items()) if _is_of_rows(value)}
+        states += [_Stacked(value, _put(state, name)) for name, value in rows.items()]
+        shared.append({name: value.dtype if name in rows else _number(value) for name, value in sorted(state.items())})
+    told = gathered((refusal, shared), group)
+    for rank, (theirs, _) in enumerate(told):
+        if theirs is not None:
+            raise UsageError(f"rank {rank}: {theirs}")
+    for rank, (_, theirs_shared) in enumerate(told):
+        if theirs_shared != told[0][1]:
+            raise MismatchError(
+                f"rank {rank}'s optimizer has other states of experts than rank 0's ({theirs_shared} and {told[0][1]});"
+                " move experts where all ranks have taken the same steps"
+            )
+    return states
 
 
-def _experts_by_device(slots: Slots, size: int) -> list[list[int]]:
-    """The experts in the slots of each device, `[D]`."""
-    held: list[list[int]] = [[] for _ in range(size)]
-    for expert, device in zip(slots.expert.tolist(), slots.device.tolist(), strict=True):
-        held[device].append(expert)
-    return held
+def _refusal(optimizer: torch.optim.Optimizer, own: nn.Parameter, state: dict[str, Any]) -> str | None:
+    """Why this state cannot follow an expert, in words; None: it can."""
+    name = type(optimizer).__name__
+    if not any(own is parameter for group in optimizer.param_groups for parameter in group["params"]):
+        return f"{name} does not hold the experts' parameters; give the optimizer that does, not one of copies of them"
+    if not any(kind.__name__ in ELEMENTWISE for kind in type(optimizer).__mro__):
+        return (
+            f"experts cannot change owners under {name}, whose state may mix experts; expected one of"
+            f" {', '.join(ELEMENTWISE)}, or replicas that change while owners stay"
+        )
+    for key, value in state.items():
+        if _is_of_rows(value) and (value.shape != own.shape or value.dtype == torch.uint8):
+            return (
+                f"{name} keeps {key} {list(value.shape)} {value.dtype} of a parameter {list(own.shape)}: not by expert"
+            )
+    return None
 
 
-def _distance(device: int, target: int, devices_per_node: int) -> tuple[bool, bool, int]:
-    """Order of holders: the device itself, its node, the lowest rank."""
-    return device != target, device // devices_per_node != target // devices_per_node, device
+def _is_of_rows(value: object) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0
 
 
-def _by_device(slots: dict[int, list[int]], size: int) -> tuple[list[int], list[int]]:
-    """Slots by device, one list behind the other, and how many each has."""
-    lists = [slots.get(device, []) for device in range(size)]
-    return list(itertools.chain(*lists)), list(map(len, lists))
+def _put(state: dict[str, Any], name: str) -> Callable[[Tensor], None]:
+    return lambda rows: state.update({name: rows})
+
+
+def _number(value: object) -> object:
+    return value.item() if isinstance(value, Tensor) else value

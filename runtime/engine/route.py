@@ -25,12 +25,24 @@ class Route:
     group: dist.ProcessGroup | None
 
     @classmethod
-    def agree(cls, sent_PD: Tensor, group: dist.ProcessGroup | None) -> "Route":
-        """The route when this rank sends `sent_PD` rows, int64; a collective call."""
+    def agree(
+        cls, sent_PD: Tensor, group: dist.ProcessGroup | None, note: int | None = None
+    ) -> tuple["Route", list[int]]:
+        """The route when this rank sends `sent_PD` rows, int64, and the notes of all ranks; a collective call.
+
+        Parameters
+        ----------
+        note
+            What this rank tells all; None: nobody tells anything.
+        """
         sent_DP = sent_PD.T.contiguous()
+        if note is not None:
+            sent_DP = torch.cat([sent_DP, torch.full_like(sent_DP[:, :1], note)], dim=1)
         received_DP = torch.empty_like(sent_DP)
         dist.all_to_all_single(received_DP, sent_DP, group=group)
-        return cls(sent_PD.tolist(), received_DP.T.tolist(), group)
+        received = received_DP.T.tolist()
+        notes = [] if note is None else received.pop()
+        return cls(sent_PD.tolist(), received, group), notes
 
     @property
     def crossing(self) -> int:

@@ -22,8 +22,7 @@ from .route import Route, Shipment, joined
 from .stopwatch import lap
 from .traffic import Sent
 from .watch import naming_lost_ranks
-
-Gradients = list[Tensor | None]
+from .weights import Gradients, Weights
 
 
 class _Piece(NamedTuple):
@@ -41,10 +40,10 @@ class Trip:
     ----------
     compute
         Partial sums `[m, M]` of received x `[m, M]`, gate weights `[m, K]` and what came beside, int32 `[m, K + G]`.
-    parameters
-        Those that `compute` uses.
-    settle
-        Their gradients as the optimizer is to see them, None of frozen ones; called once a backward pass.
+    weights
+        Those of the experts, which `compute` uses.
+    others
+        Further parameters that it uses.
     destination
         Where the partial sums of copies go, int64 `[n]` by what travels beside; None: back to the sender. It is asked
         once all chunks are on their way and the first is computed.
@@ -56,30 +55,34 @@ class Trip:
     columns: Columns
     out: Route
     back: Route
+    used: Sequence[Tensor]  #: What gradients are asked by: the stacks of weights, and the other parameters
 
     def __init__(
         self,
         copies: Copies,
         chunks: Chunks,
         compute: Callable[[Tensor, Tensor, Tensor], Tensor],
-        parameters: Sequence[nn.Parameter],
+        weights: Weights,
         group: dist.ProcessGroup | None,
         *,
-        settle: Callable[[Gradients], Gradients],
+        others: Sequence[nn.Parameter] = (),
         destination: Callable[[Tensor], Tensor] | None = None,
         stays: bool = False,
     ) -> None:
-        self.copies, self.chunks, self.compute, self.parameters, self.group = copies, chunks, compute, parameters, group
-        self.settle, self.destination, self.stays = settle, destination, stays
+        self.copies, self.chunks, self.compute, self.weights, self.group = copies, chunks, compute, weights, group
+        self.others, self.destination, self.stays = others, destination, stays
         self.pieces: list[_Piece] = []
+        self.put_off = weights.put_off
 
     def take(self, x_TM: Tensor, weight_TK: Tensor) -> Tensor:
         """The partial sums that arrive here, differentiable: in the order in which copies left where they return."""
-        tensors = (x_TM, weight_TK, *self.parameters)
-        self.recording = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        self.recording = False
+        if torch.is_grad_enabled():
+            tensors = (x_TM, weight_TK, *self.weights.owned, *self.others)
+            self.recording = any(tensor.requires_grad for tensor in tensors)
         if not self.recording:  # spares the host autograd's time
             return self.forward(x_TM, weight_TK)
-        y: Tensor = _Travel.apply(self, x_TM, weight_TK, *self.parameters)  # type: ignore[no-untyped-call]
+        y: Tensor = _Travel.apply(self, *tensors)  # type: ignore[no-untyped-call]
         return y
 
     @naming_lost_ranks()
@@ -87,9 +90,13 @@ class Trip:
         """The partial sums that arrive here."""
         self.shape = (len(weight_TK), weight_TK.shape[1])
         with lap("dispatch"):
-            self.out = Route.agree(self.copies.counts, self.group)
+            self.out, notes = Route.agree(self.copies.counts, self.group, self.weights.note)
+            self.weights.agreed(notes)
         sent = [self._sent(x_TM, weight_TK, chunk) for chunk in self.chunks.forward]
         self.columns = sent[0].columns
+        self.weights.arrive()
+        if self.recording:
+            self.used = [*self.weights.leaves, *self.others]
         partial_sums, moved = list[Sequence[Tensor]](), list[Shipment]()
         for number, chunk in enumerate(self.chunks.forward):
             pieces = [self._computed(*piece) for piece in sent.pop(0).wait()]  # what arrived is let go once computed
@@ -101,6 +108,8 @@ class Trip:
                 with lap("combine") as timed:
                     moved.append(Shipment.gather(self.back, chunk, pieces, waits=timed))
         partial_sums += [piece for shipment in moved for piece in shipment.wait()]
+        if self.weights.following is not None:
+            self.weights.following.advance()
         y, *tag = joined(partial_sums)
         self.tag = tag[0].flatten() if tag else None
         return y
@@ -115,7 +124,7 @@ class Trip:
             Shipment.send(back, chunk, Columns.of(grad), grad[back.rows(chunk)].contiguous())
             for chunk in self.chunks.backward
         ]
-        sums: Gradients = [None] * len(self.parameters)
+        sums: Gradients = [None] * len(self.used)
         returning = []
         for chunk in self.chunks.backward:
             pieces, arrived = self.pieces[chunk.start : chunk.stop], sent.pop(0).wait()
@@ -124,8 +133,10 @@ class Trip:
         self.pieces.clear()
         x_nM, weight_nK = joined([piece for shipment in returning for piece in shipment.wait()])
         inputs = [self.copies.summed(x_nM, self.shape[0]), self.copies.summed_weights(weight_nK, self.shape)]
-        met = zip(sums, self.parameters, strict=True)
-        return inputs, self.settle([_zeros(parameter) if total is None else total for total, parameter in met])
+        met = zip(sums, self.used, strict=True)
+        totals = [_zeros(tensor) if total is None else total for total, tensor in met]
+        count = len(totals) - len(self.others)
+        return inputs, self.weights.settled(totals[:count], put_off=self.put_off) + totals[count:]
 
     def _sent(self, x_TM: Tensor, weight_TK: Tensor, chunk: range) -> Shipment:
         """Copies of a chunk on their way: x, gate weights, and what travels beside."""
@@ -159,8 +170,8 @@ class Trip:
         """The gradients by x and weight of a piece; those by parameters are added to `sums`."""
         if not piece.y.requires_grad:  # no row of the piece met an expert here
             return [torch.zeros_like(piece.x), torch.zeros_like(piece.weight)]
-        trained = [number for number, parameter in enumerate(self.parameters) if parameter.requires_grad]
-        inputs = [piece.x, piece.weight, *(self.parameters[number] for number in trained)]
+        trained = [number for number, tensor in enumerate(self.used) if tensor.requires_grad]
+        inputs = [piece.x, piece.weight, *(self.used[number] for number in trained)]
         x, weight, *gradients = torch.autograd.grad(piece.y, inputs, grad, materialize_grads=True)
         for number, gradient in zip(trained, gradients, strict=True):
             total = sums[number]
@@ -200,9 +211,9 @@ class _Travel(torch.autograd.Function):
         return None, *inputs, *parameters
 
 
-def _zeros(parameter: nn.Parameter) -> Tensor | None:
+def _zeros(used: Tensor) -> Tensor | None:
     """The gradient of a parameter that no row met; None of a frozen one."""
-    return torch.zeros_like(parameter) if parameter.requires_grad else None
+    return torch.zeros_like(used) if used.requires_grad else None
 
 
 def _as_is(tensor: Tensor) -> Tensor:

@@ -97,6 +97,7 @@ class Answer:
     routed: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
     gradients: dict[str, np.ndarray] = field(default_factory=dict)
     num_parameters: int = 0
+    owned: list[list[int]] = field(default_factory=list)  #: Experts by layer whose parameters are here
 
 
 def run_pair(world: World, cases: Sequence[Case]) -> tuple[list[Answer], dict[str, str]]:
@@ -161,4 +162,5 @@ def answer(rank: int, case: Case) -> Answer:
             if p.grad is not None
         },
         num_parameters=sum(p.numel() for p in model.parameters()),
+        owned=[block.owned for block in model.blocks],
     )

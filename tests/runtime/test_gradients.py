@@ -148,7 +148,7 @@ def test_the_state_of_one_rank_is_loaded_under_its_own_placement_only(left: Left
         assert saved != here
         assert filled
         assert filled_on_one
-        words = f"layers.0.moe.experts: the state is of experts {saved}, this rank holds {here}; it was saved by"
+        words = f"layers.0.moe.experts: the state is of experts {saved}, this rank owns {here}; it was saved by"
         assert refusal.startswith(f"MismatchError: {words}")
 
 

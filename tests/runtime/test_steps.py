@@ -71,12 +71,12 @@ def _compared(kind: str, case: Case, rank: int) -> Compared:
         expected, actual = models[0](tokens), models[1](tokens[mine])
     for logits, upstream in ((expected, case.upstream()), (actual, case.upstream()[mine])):
         (logits.float() * upstream).sum().backward()
-    own, held = _gradients(spread.model), [block.held for block in spread.blocks]
+    own, owned = _gradients(spread.model), [block.owned for block in spread.blocks]
     experts, routers = list[float](), list[float]()
     for name, gradient in _gradients(whole).items():
         if ".experts.w_in" in name:
             mine_only = own[name.replace("experts", "experts.local")]
-            experts.append(_off(mine_only, gradient[held[len(experts)]], gradient))
+            experts.append(_off(mine_only, gradient[owned[len(experts)]], gradient))
         elif ".router." in name:
             dist.all_reduce(own[name])
             routers.append(_off(own[name], gradient, gradient))

@@ -86,8 +86,11 @@ def test_collectives_are_as_many_as_the_docstring_says(index: int, replies: list
     gathers = steps_told
     if coherent:
         gathers += steps_told - early + 4 + 4 * bool(job.lengths)  # keys and values of nobody are not sent
+    placement = job.case().placement()
+    replicated = sum(int(placement.holds(layer).sum() > placement.num_experts) for layer in range(placement.num_layers))
+    weights = 2 * replicated * (forwards > 0)  # of replicas, before the first experts compute
     for reply in replies[index]:
-        assert reply.calls["all_to_all_single"] == of_block * job.case().num_layers * forwards + 2 * coherent
+        assert reply.calls["all_to_all_single"] == of_block * job.case().num_layers * forwards + 2 * coherent + weights
         assert reply.calls["all_gather_single"] + reply.calls["all_gather_into_tensor"] == gathers
         assert reply.calls["all_gather_object"] == 1
         assert reply.calls["all_reduce"] == 0

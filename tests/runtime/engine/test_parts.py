@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,11 +14,10 @@ from torch.nn import functional
 from moeplan.planner.demo.model import Experts
 from moeplan.profilers.routed import applied
 from moeplan.runtime.engine.experts import keep_experts
-from moeplan.runtime.engine.layer_placement import Slots
+from moeplan.runtime.engine.owners import owners_of
 from moeplan.runtime.engine.payload import Columns
 from moeplan.runtime.engine.rebinding import Moves
 from moeplan.runtime.engine.stopwatch import lap, stopwatch
-from moeplan.solvers.placement import Placement
 from tests.runtime.rank_cases import Case
 
 KINDS = (torch.uint8, torch.bfloat16, torch.float32, torch.int32, torch.float64, torch.int64)
@@ -99,34 +99,43 @@ shapes = st.sampled_from([(2, 2, 2, 2), (3, 3, 3, 3), (1, 4, 0, 5), (8, 0, 8, 1)
 seeds = st.integers(0, 1000)
 
 
-def moves_of(old: Placement, new: Placement) -> list[Moves]:
-    old_slots, new_slots = (Slots.of(one, 0, torch.device("cpu")) for one in (old, new))
-    return [Moves.between(old_slots, new_slots, devices_per_node=2, rank=rank, size=4) for rank in range(4)]
+@given(st.data())
+def test_rows_that_travel_put_every_expert_in_the_rows_of_its_new_owner(data: st.DataObject) -> None:
+    size, experts = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9))
+    owners = st.lists(st.integers(0, size - 1), min_size=experts, max_size=experts).map(np.array)
+    old, new = data.draw(owners), data.draw(owners)
+    moves = [Moves.between(old, new, rank=rank, size=size) for rank in range(size)]
+    before = [np.flatnonzero(old == rank).tolist() for rank in range(size)]
+    sent = [iter([before[rank][row] for row in moves[rank].sent_rows]) for rank in range(size)]
+    arrived = {
+        (source, target): [next(sent[source]) for _ in range(moves[source].sent[target])]
+        for source in range(size)
+        for target in range(size)
+    }
+    assert sum(map(len, arrived.values())) == (old != new).sum()
+    for rank, mine in enumerate(moves):
+        assert mine.received == [len(arrived[source, rank]) for source in range(size)]
+        rows = before[rank] + [expert for source in range(size) for expert in arrived[source, rank]]
+        assert [rows[place] for place in mine.order] == np.flatnonzero(new == rank).tolist()
+        assert not arrived[rank, rank]
 
 
 @given(shapes, seeds, seeds)
-def test_rows_that_travel_put_every_expert_in_its_new_slot(slots: tuple[int, ...], seed: int, other: int) -> None:
+def test_every_expert_has_one_owner_among_its_holders_who_stays_where_it_can(
+    slots: tuple[int, ...], seed: int, other: int
+) -> None:
     case = Case("standard", slots, (1, 1, 1, 1), seed=seed, num_layers=1)
-    old, new = case.placement(), replace(case, seed=other).placement()
-    assert moves_of(old, old) == [Moves([], [0] * 4, [], [0] * 4)] * 4
-    moves = moves_of(old, new)
-    before = [old.held(0, rank) for rank in range(4)]
-    sent = [iter([before[rank][slot] for slot in moves[rank].sent_slots]) for rank in range(4)]
-    arrived = {
-        (source, target): [next(sent[source]) for _ in range(moves[source].sent[target])]
-        for source in range(4)
-        for target in range(4)
-    }
-    for rank, mine in enumerate(moves):
-        assert mine.received == [len(arrived[source, rank]) for source in range(4)]
-        rows = [expert for source in range(4) for expert in arrived[source, rank]]
-        held = [*before[rank]]
-        for slot, expert in zip(mine.filled_slots, rows, strict=True):
-            assert held[slot] != expert
-            held[slot] = expert
-        assert held == new.held(0, rank)
-    for (source, target), experts in arrived.items():
-        for expert in experts:
-            near = [device for device in range(4) if expert in before[device]]
-            assert source == target or expert not in before[target]
-            assert source // 2 == target // 2 or all(device // 2 != target // 2 for device in near)
+    old, new = (one.placement().holds(0) for one in (case, replace(case, seed=other)))
+    before = owners_of(old)
+    after, place = owners_of(new, before), np.arange(len(new))
+    assert old[place, before].all()
+    assert new[place, after].all()
+    assert (after == before)[new[place, before]].all()
+    assert (owners_of(old, before) == before).all()
+
+
+def test_owned_experts_are_as_many_on_every_device_as_holders_allow() -> None:
+    everywhere = np.ones((8, 4), bool)
+    assert np.bincount(owners_of(everywhere)).tolist() == [2, 2, 2, 2]
+    everywhere[:3, 1:] = False  # three on the first device only
+    assert np.bincount(owners_of(everywhere)).tolist() == [3, 2, 2, 1]

@@ -215,7 +215,7 @@ def _family(rank: int, family: str) -> Moved:
     logits = spread(tokens, torch.arange(7)[mine], mask)
     torch.autograd.backward((logits * spread.follow(upstream)).sum())
     samples = spread.follow(torch.arange(7)[mine]).numpy()
-    held = [np.array(block.held) for block in spread.blocks]
+    held = [np.array(block.owned) for block in spread.blocks]
     return Moved(logits.detach().numpy(), samples, held, [], _gradients(model), spread.traffic)
 
 
