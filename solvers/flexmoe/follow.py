@@ -124,7 +124,7 @@ def follow(
         Steps over which `Change.saved_s` is told.
     """
     runs = [
-        _Layer(layer, records[:, layer], costs, group, steps, RULES.index(split), horizon)
+        _Layer(layer, np.ascontiguousarray(records[:, layer]), costs, group, steps, RULES.index(split), horizon)
         for layer in range(records.shape[1])
     ]
     for run, table in zip(runs, start, strict=True):
@@ -224,8 +224,8 @@ class _Layer:
 
     def _look_back(self) -> None:
         """Tell of every change what it saved while it held."""
-        ends = [*(change.record for change in self.changes[1:]), len(self.records)]
-        for i, (change, end) in enumerate(zip(self.changes, ends, strict=True)):
+        starts = [change.record for change in self.changes]
+        for i, (change, end) in enumerate(zip(self.changes, [*starts[1:], len(self.records)], strict=False)):
             held = range(change.record, min(end, change.record + max(1, int(self.horizon / self.steps))))
             old, new = self.table_at(change.record - 1), self.tables[change.record]
             saved = np.mean([self._saved(old, new, self.records[r]) for r in held])

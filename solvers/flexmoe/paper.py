@@ -102,7 +102,8 @@ def _part(part: Floats, table: Ints, expert: int, pairs: Ints, group: int, costs
         left[i] -= own
         rest[at[i]] -= own
     room = max(left.sum(), 1)
-    near_s, far_s = (EXCHANGES * costs.copy_bytes * s for s in (costs.intra_s_per_byte, costs.inter_s_per_byte))
+    near_s = EXCHANGES * costs.copy_bytes * costs.intra_s_per_byte
+    far_s = EXCHANGES * costs.copy_bytes * costs.inter_s_per_byte
     for g in range(num_devices):
         for i in range(n):
             some = rest[g] * left[i] / room
