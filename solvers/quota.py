@@ -119,10 +119,23 @@ def least(total: Ints, holders: Holders) -> tuple[int, Bools, Ints]:
     What the devices that prove it serve, nobody else can: all with slots, where the mean is the bound. `total` `[E]`
     are the pairs of each expert.
     """
-    first, device, held, held_first = holders.first, holders.device, holders.held, holders.held_first
-    num_experts, num_devices = len(total), len(held_first) - 1
+    live = holders.held_first[1:] > holders.held_first[:-1]
+    served, load = poured(total, holders)
+    most, proof = -(-total.sum() // max(live.sum(), 1)), live
+    while True:
+        reached = relieve(served, load, holders, most)
+        if not reached.any():
+            return most, proof, load
+        proof = reached  # nothing leaves these devices: they bound the load
+        most = -(-load[proof].sum() // proof.sum())
+
+
+@compiled
+def poured(total: Ints, holders: Holders) -> tuple[Ints, Ints]:
+    """What every slot serves `[P]` and the loads `[D]` after each expert in turn has evened those of its devices."""
+    first, device = holders.first, holders.device
+    num_experts, num_devices = len(total), len(holders.held_first) - 1
     served, load = np.zeros(len(device), np.int64), np.zeros(num_devices, np.int64)
-    live = held_first[1:] > held_first[:-1]
     for e in range(num_experts):
         if first[e + 1] - first[e] == 1:
             served[first[e]] = total[e]
@@ -134,7 +147,18 @@ def least(total: Ints, holders: Holders) -> tuple[int, Bools, Ints]:
                     load[device[p]] -= served[p]
                     served[p] = 0
                 pour(total[e], first[e], first[e + 1], served, load, device)
-    most, proof = -(-total.sum() // max(live.sum(), 1)), live
+    return served, load
+
+
+@compiled
+def relieve(served: Ints, load: Ints, holders: Holders, most: int) -> Bools:
+    """Let the devices over `most` hand on what others have room for, a maximum flow, and the devices `[D]` in its way.
+
+    What each slot serves and the loads change in place. None are in the way where all of it found room; else these
+    hold `most` or more each, and nobody else can take anything that they serve.
+    """
+    first, device, held, held_first = holders.first, holders.device, holders.held, holders.held_first
+    num_experts, num_devices = len(first) - 1, len(held_first) - 1
     level_d, level_e = np.empty(num_devices, np.int64), np.empty(num_experts, np.int64)
     next_d, next_e = np.empty(num_devices, np.int64), np.empty(num_experts, np.int64)
     queue = np.empty(num_devices + num_experts, np.int64)
@@ -147,7 +171,7 @@ def least(total: Ints, holders: Holders) -> tuple[int, Bools, Ints]:
                 level_d[d], queue[end] = 0, d
                 end += 1
         if end == 0:
-            return most, proof, load
+            return level_d >= 0
         at = 0
         while at < end:
             d = queue[at]
@@ -169,10 +193,8 @@ def least(total: Ints, holders: Holders) -> tuple[int, Bools, Ints]:
                     end += 1
                     if load[v] < most and ends_at < 0:
                         ends_at = level_d[v]
-        if ends_at < 0:  # nothing leaves the devices that were reached: they bound the load
-            proof = level_d >= 0
-            most = -(-load[proof].sum() // proof.sum())
-            continue
+        if ends_at < 0:
+            return level_d >= 0
         # Flows along the levels until none is left.
         next_d[:], next_e[:] = held_first[:-1], first[:-1]
         for source in range(num_devices):

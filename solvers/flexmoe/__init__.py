@@ -1,0 +1,1 @@
+"""FlexMoE: replicas that follow the load while a model trains."""

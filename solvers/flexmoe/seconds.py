@@ -1,0 +1,112 @@
+"""Seconds of one layer under the exact split of a step, and under others; compiled.
+
+To be imported in the call that needs it.
+
+Legend: E experts; D devices; P slots that hold an expert; M micro-batches.
+"""
+
+import numpy as np
+
+from ..arrays import Floats, Ints
+from ..compiled import compiled
+from ..quota import Holders, split
+from .costs import EXCHANGES, Costs
+from .state import sum_ports
+
+PEAK = 0.4  # of the busiest port in a search; the rest is the root mean square, which sees every port
+PARTS = ("experts", "exchanges", "sums")
+
+
+@compiled
+def pair_ports(dealt: Ints, holders: Holders) -> Ints:
+    """Pairs through every port, inside nodes (0) and between nodes (1), sent (0) and received (1): `[2, 2, D]`."""
+    num_slots, num_devices = dealt.shape
+    device, group = holders.device, holders.devices_per_node
+    ports = np.zeros((2, 2, num_devices), np.int64)
+    for p in range(num_slots):
+        d = device[p]
+        node = d // group
+        for g in range(num_devices):
+            if g != d and dealt[p, g] > 0:
+                far = 0 if g // group == node else 1
+                ports[far, 0, g] += dealt[p, g]
+                ports[far, 1, d] += dealt[p, g]
+    return ports
+
+
+@compiled
+def busiest(ports: Floats, smooth: bool) -> float:
+    """The largest of some ports `[D]`; in a search weighed with their root mean square, so that every port counts."""
+    most, squares = 0.0, 0.0
+    for x in ports:
+        most = max(most, x)
+        squares += x * x
+    return PEAK * most + (1 - PEAK) * np.sqrt(squares / len(ports)) if smooth else most
+
+
+@compiled
+def exchange_seconds(ports: Ints, costs: Costs, batches: int, smooth: bool) -> float:
+    """Seconds of the exchanges of so many micro-batches whose pairs go through these ports `[2, 2, D]`, (2) of `Costs`.
+
+    A link class that nothing crosses takes no time.
+    """
+    near = np.maximum(ports[0, 0], ports[0, 1]).astype(np.float64)
+    far = np.maximum(ports[1, 0], ports[1, 1]).astype(np.float64)
+    near_s = costs.intra_s_per_byte * costs.copy_bytes * busiest(near, smooth)
+    far_s = costs.inter_s_per_byte * costs.copy_bytes * busiest(far, smooth)
+    near_s += costs.intra_latency_s * batches if near_s > 0 else 0.0
+    far_s += costs.inter_latency_s * batches if far_s > 0 else 0.0
+    return EXCHANGES * max(near_s, far_s)
+
+
+@compiled
+def sums_seconds(rows: Floats, costs: Costs, smooth: bool) -> float:
+    """Seconds of gradient sums of so many rows by link class and device `[2, D]`, (3) of `Costs`."""
+    near_s = costs.intra_sum_s_per_byte * busiest(rows[0], smooth)
+    return costs.gradient_bytes * max(near_s, costs.inter_sum_s_per_byte * busiest(rows[1], smooth))
+
+
+@compiled
+def even_deal(pairs: Ints, holders: Holders) -> Ints:
+    """What every slot serves of every source `[P, D]` when each source goes round an expert's holders in turn.
+
+    Source g begins with holder g, so that what does not divide is spread.
+    """
+    first = holders.first
+    dealt = np.empty((len(holders.device), pairs.shape[1]), np.int64)
+    for e in range(len(pairs)):
+        n = first[e + 1] - first[e]
+        for g in range(pairs.shape[1]):
+            for i in range(n):
+                dealt[first[e] + i, g] = (pairs[e, g] + (i - g) % n) // n
+    return dealt
+
+
+@compiled
+def judged(batches: Ints, holders: Holders, costs: Costs, even: bool) -> tuple[float, Floats]:
+    """The mean balance of a step's micro-batches, and its seconds by part `[3]`, each split on its own.
+
+    Parameters
+    ----------
+    batches
+        Pairs by expert and source, `[M, E, D]`.
+    even
+        Whether holders take turns; else the exact split.
+    """
+    num_devices = batches.shape[2]
+    seconds, balance = np.zeros(3), 0.0
+    ratio = max(1, int(np.rint(costs.inter_s_per_byte / costs.intra_s_per_byte)))
+    for m in range(len(batches)):
+        if even:
+            dealt = even_deal(batches[m], holders)
+        else:
+            dealt, _ = split(batches[m], holders, ratio)
+        load = np.zeros(num_devices, np.int64)
+        for p in range(len(dealt)):
+            load[holders.device[p]] += dealt[p].sum()
+        total = load.sum()
+        balance += load.max() * num_devices / total if total > 0 else 1.0
+        seconds[0] += costs.pair_s * load.max()
+        seconds[1] += exchange_seconds(pair_ports(dealt, holders), costs, 1, False)
+    seconds[2] = sums_seconds(sum_ports(holders), costs, False)
+    return balance / len(batches), seconds

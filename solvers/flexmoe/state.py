@@ -1,0 +1,195 @@
+"""The placement of one layer while it is changed: who holds what, what moves, and what gradient sums send; compiled.
+
+To be imported in the call that needs it.
+
+Legend: E experts; D devices in nodes of G, S slots of each; P slots that hold an expert. A table `[D, S]` has the
+expert in every slot, or -1 in an empty one.
+"""
+
+import numpy as np
+
+from ..arrays import Bools, Floats, Ints
+from ..compiled import compiled
+from ..quota import Holders
+from .costs import Costs
+
+NOBODY = -1
+
+
+@compiled
+def holders_in(table: Ints, num_experts: int, group: int) -> Holders:
+    """Who holds what in a table, as `quota.holders_of` has it; `column` is the slot's place in the flat table."""
+    num_devices, width = table.shape
+    first = np.zeros(num_experts + 1, np.int64)
+    held_first = np.zeros(num_devices + 1, np.int64)
+    for d in range(num_devices):
+        held_first[d + 1] = held_first[d]
+        for e in table[d]:
+            if e >= 0:
+                first[e + 1] += 1
+                held_first[d + 1] += 1
+    for e in range(num_experts):
+        first[e + 1] += first[e]
+    num_slots = first[num_experts]
+    device, expert = np.empty(num_slots, np.int64), np.empty(num_slots, np.int64)
+    column, held = np.empty(num_slots, np.int64), np.empty(num_slots, np.int64)
+    at = first[:-1].copy()
+    for d in range(num_devices):
+        for s in range(width):
+            e = table[d, s]
+            if e >= 0:
+                p = at[e]
+                device[p], expert[p], column[p] = d, e, d * width + s
+                at[e] += 1
+    place = held_first[:-1].copy()
+    for p in range(num_slots):
+        held[place[device[p]]] = p
+        place[device[p]] += 1
+    # Cells: an expert's slots on a node follow one another.
+    cell, node = np.empty(num_slots, np.int64), np.empty(num_slots, np.int64)
+    cell_first, expert_first = np.empty(num_slots + 1, np.int64), np.zeros(num_experts + 1, np.int64)
+    cells = 0
+    for e in range(num_experts):
+        expert_first[e] = cells
+        for p in range(first[e], first[e + 1]):
+            if p == first[e] or device[p] // group != node[cells - 1]:
+                node[cells], cell_first[cells] = device[p] // group, p
+                cells += 1
+            cell[p] = cells - 1
+    expert_first[num_experts], cell_first[cells] = cells, num_slots
+    # Arcs of the flow, by the node that they leave: from device to cell or cell to expert, then back.
+    experts_at, items = num_devices + cells, num_slots + cells
+    lower, upper = np.empty(items, np.int64), np.empty(items, np.int64)
+    start = np.zeros(experts_at + num_experts + 1, np.int64)
+    for i in range(items):
+        p = i if i < num_slots else cell_first[i - num_slots]
+        lower[i] = device[p] if i < num_slots else num_devices + i - num_slots
+        upper[i] = num_devices + cell[p] if i < num_slots else experts_at + expert[p]
+        if first[expert[p] + 1] - first[expert[p]] == 1:
+            lower[i] = -1
+            continue
+        start[lower[i] + 1] += 1
+        start[upper[i] + 1] += 1
+    for i in range(len(start) - 1):
+        start[i + 1] += start[i]
+    end, item = np.empty(start[-1], np.int64), np.empty(start[-1], np.int64)
+    less, more, after = np.full(items, -1), np.full(items, -1), start[:-1].copy()
+    for i in range(items):
+        if lower[i] >= 0:
+            a = after[lower[i]]
+            less[i], end[a], item[a] = a, upper[i], i
+            after[lower[i]] += 1
+    for i in range(items):
+        if lower[i] >= 0:
+            a = after[upper[i]]
+            more[i], end[a], item[a] = a, lower[i], i
+            after[upper[i]] += 1
+    return Holders(
+        first,
+        device,
+        expert,
+        cell,
+        cell_first[: cells + 1],
+        expert_first,
+        held,
+        held_first,
+        node[:cells],
+        group,
+        column,
+        start,
+        end,
+        item,
+        less,
+        more,
+    )
+
+
+@compiled
+def holds(table: Ints, num_experts: int) -> Bools:
+    """Whether a device holds an expert, `[D, E]`."""
+    held = np.zeros((len(table), num_experts), np.bool_)
+    for d in range(len(table)):
+        for e in table[d]:
+            if e >= 0:
+                held[d, e] = True
+    return held
+
+
+@compiled
+def sum_ports(holders: Holders) -> Floats:
+    """Gradient rows that each device sends, and receives, inside its node (0) and between nodes (1), `[2, D]`."""
+    first, device, cell, cell_first = holders.first, holders.device, holders.cell, holders.cell_first
+    rows = np.zeros((2, len(holders.held_first) - 1))
+    for e in range(len(first) - 1):
+        n = first[e + 1] - first[e]
+        if n > 1:
+            for p in range(first[e], first[e + 1]):
+                near = cell_first[cell[p] + 1] - cell_first[cell[p]]
+                rows[0, device[p]] += 2.0 * (near - 1) / n
+                rows[1, device[p]] += 2.0 * (n - near) / n
+    return rows
+
+
+@compiled
+def homes_after(home: Ints, held: Bools, group: int) -> Ints:
+    """The home of every expert `[E]`: where it was, while that device holds it; else on the same node, else anywhere.
+
+    Of several devices, the one that is home to fewest.
+    """
+    num_devices, num_experts = held.shape
+    kept, owned = home.copy(), np.zeros(num_devices, np.int64)
+    for e in range(num_experts):
+        if held[home[e], e]:
+            owned[home[e]] += 1
+    for e in range(num_experts):
+        if not held[home[e], e]:
+            best, least = -1, np.int64(2**62)
+            for d in range(num_devices):
+                far = num_experts + 1 if d // group != home[e] // group else 0
+                if held[d, e] and owned[d] + far < least:
+                    best, least = d, owned[d] + far
+            kept[e] = best
+            owned[best] += 1
+    return kept
+
+
+@compiled
+def transfers(before: Bools, after: Bools, home: Ints, moved: Ints, costs: Costs, group: int) -> Ints:
+    """What is sent so that a placement `[D, E]` becomes another: `[M, 3]`, rows of (expert, from, to).
+
+    Homes go from `home` to `moved`; where replicas are not free, whatever a device holds newly comes from a holder: of
+    its node where there is one, else the one that has sent least.
+    """
+    num_devices, num_experts = before.shape
+    found, count = np.empty((num_devices * num_experts, 3), np.int64), 0
+    sent = np.zeros(num_devices, np.int64)
+    for e in range(num_experts):
+        for d in range(num_devices):
+            if costs.replicas_free:
+                if moved[e] == d and home[e] != d:
+                    found[count, 0], found[count, 1], found[count, 2] = e, home[e], d
+                    count += 1
+            elif after[d, e] and not before[d, e]:
+                best, least = -1, np.int64(2**62)
+                for h in range(num_devices):
+                    far = num_devices * num_experts if h // group != d // group else 0
+                    if before[h, e] and sent[h] + far < least:
+                        best, least = h, sent[h] + far
+                sent[best] += 1
+                found[count, 0], found[count, 1], found[count, 2] = e, best, d
+                count += 1
+    return found[:count]
+
+
+@compiled
+def moves_seconds(sent: Ints, num_devices: int, costs: Costs, group: int) -> float:
+    """Seconds of transfers `[M, 3]`, (4) of `Costs`: zero of none."""
+    ports = np.zeros((2, 2, num_devices))
+    for i in range(len(sent)):
+        far = 1 if sent[i, 1] // group != sent[i, 2] // group else 0
+        ports[far, 0, sent[i, 1]] += 1
+        ports[far, 1, sent[i, 2]] += 1
+    if len(sent) == 0:
+        return 0.0
+    near, far_s = ports[0].max() * costs.intra_sum_s_per_byte, ports[1].max() * costs.inter_sum_s_per_byte
+    return costs.moves_s + costs.moved_bytes * max(near, far_s)
