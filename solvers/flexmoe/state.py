@@ -17,23 +17,23 @@ NOBODY = -1
 
 
 @compiled
-def holders_in(table: Ints, num_experts: int, group: int) -> Holders:
-    """Who holds what in a table, as `quota.holders_of` has it; `column` is the slot's place in the flat table."""
+def slots_in(table: Ints, num_experts: int) -> Holders:
+    """Who holds what in a table, without the cells and arcs of `holders_in`: as much as `quota.relieve` needs."""
     num_devices, width = table.shape
     first = np.zeros(num_experts + 1, np.int64)
     held_first = np.zeros(num_devices + 1, np.int64)
     for d in range(num_devices):
         held_first[d + 1] = held_first[d]
-        for e in table[d]:
-            if e >= 0:
-                first[e + 1] += 1
+        for s in range(width):
+            if table[d, s] >= 0:
+                first[table[d, s] + 1] += 1
                 held_first[d + 1] += 1
     for e in range(num_experts):
         first[e + 1] += first[e]
     num_slots = first[num_experts]
     device, expert = np.empty(num_slots, np.int64), np.empty(num_slots, np.int64)
     column, held = np.empty(num_slots, np.int64), np.empty(num_slots, np.int64)
-    at = first[:-1].copy()
+    at, place = first[:-1].copy(), held_first[:-1].copy()
     for d in range(num_devices):
         for s in range(width):
             e = table[d, s]
@@ -41,10 +41,22 @@ def holders_in(table: Ints, num_experts: int, group: int) -> Holders:
                 p = at[e]
                 device[p], expert[p], column[p] = d, e, d * width + s
                 at[e] += 1
-    place = held_first[:-1].copy()
     for p in range(num_slots):
         held[place[device[p]]] = p
         place[device[p]] += 1
+    none = np.empty(0, np.int64)
+    return Holders(
+        first, device, expert, none, none, none, held, held_first, none, num_devices, column, none, none, none, none, none
+    )
+
+
+@compiled
+def holders_in(table: Ints, num_experts: int, group: int) -> Holders:
+    """Who holds what in a table, as `quota.holders_of` has it; `column` is the slot's place in the flat table."""
+    slots = slots_in(table, num_experts)
+    first, device, expert, held = slots.first, slots.device, slots.expert, slots.held
+    held_first, column = slots.held_first, slots.column
+    num_devices, num_slots = len(table), len(device)
     # Cells: an expert's slots on a node follow one another.
     cell, node = np.empty(num_slots, np.int64), np.empty(num_slots, np.int64)
     cell_first, expert_first = np.empty(num_slots + 1, np.int64), np.zeros(num_experts + 1, np.int64)
