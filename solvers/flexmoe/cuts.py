@@ -13,12 +13,14 @@ from ..quota import Holders, least, pour, poured, relieve
 from .state import holds, slots_in
 
 TRIED = 16  # candidates of which the potential is found, an operation
+SURE = 8  # of these in any case; the others where they promise more than the best has
+WIDTH = 8  # devices outside the cut that take something
 BUSIEST = 4  # devices whose slots may be traded
 PARTS = 1 << 20  # in which slack is counted
 
 
 @compiled
-def guided(table: Ints, totals: Ints, slack: float, width: int, gain_s: float, cell_s: float) -> tuple[Ints, int]:
+def guided(table: Ints, totals: Ints, slack: float, gain_s: float, cell_s: float) -> tuple[Ints, int]:
     """A table `[D, S]` after the operations that pay, and the number of cells that it was sent.
 
     Parameters
@@ -29,8 +31,6 @@ def guided(table: Ints, totals: Ints, slack: float, width: int, gain_s: float, c
         Pairs by vector and expert, `[B, E]`.
     slack
         Of the devices' mean load, how much more a device may serve.
-    width
-        Devices outside the cut that take something.
     gain_s, cell_s
         Seconds that 1.0 less of max/mean saves until the horizon, and that a cell costs.
 
@@ -61,7 +61,7 @@ def guided(table: Ints, totals: Ints, slack: float, width: int, gain_s: float, c
         if (start - ratio) * gain_s - cells * cell_s > worth:
             worth, best_cells = (start - ratio) * gain_s - cells * cell_s, cells
             best[:] = now
-        taken = operate(now, slots, totals, cap, width)
+        taken = operate(now, slots, totals, cap)
         if taken == 0:
             break
         cells += taken
@@ -79,7 +79,7 @@ def caps(totals: Ints, num_devices: int, slack: float) -> Ints:
 
 
 @compiled
-def operate(table: Ints, slots: Holders, totals: Ints, cap: Ints, width: int) -> int:
+def operate(table: Ints, slots: Holders, totals: Ints, cap: Ints) -> int:
     """Make the operation with the largest fall of the potential per cell; the cells it takes: 0 where none helps."""
     num_vectors, (num_devices, num_slots) = len(totals), table.shape
     served, load = np.zeros((num_vectors, num_devices, num_slots), np.int64), np.zeros((num_vectors, num_devices), np.int64)
@@ -95,10 +95,12 @@ def operate(table: Ints, slots: Holders, totals: Ints, cap: Ints, width: int) ->
             worst, excess, reached = b, over, way
     if worst < 0:
         return 0
-    change = _candidates(table, slots, served[worst], load[worst], reached, cap[worst], width)
+    change, worth = _candidates(table, slots, served[worst], load[worst], reached, cap[worst])
     best, fall, cells = -1, 0, 1
     for i in range(len(change)):
         size = 1 if change[i, 3] < 0 else 2
+        if i >= SURE and worth[i] * cells <= 2 * fall:
+            break
         _exchange(table, change[i])
         d, s = change[i, 0], change[i, 1]
         after, changed = 0, slots_in(table, totals.shape[1])
@@ -159,9 +161,12 @@ def _over(slots: Holders, served: Ints, load: Ints, total: Ints, change: Ints, n
 
 @compiled
 def _candidates(
-    table: Ints, slots: Holders, served: Ints, load: Ints, reached: Bools, cap: int, width: int
-) -> Ints:
-    """The most promising changes `[K, 5]`: device, slot, expert for it; and device and slot traded for it, or -1."""
+    table: Ints, slots: Holders, served: Ints, load: Ints, reached: Bools, cap: int
+) -> tuple[Ints, Ints]:
+    """The most promising changes `[K, 5]`, and twice what each may gain per cell.
+
+    A change: device, slot, expert for it; and device and slot traded for it, or -1.
+    """
     num_devices, num_slots = table.shape
     num_experts = len(slots.first) - 1
     held, count, flow = holds(table, num_experts), np.diff(slots.first), np.zeros(num_experts, np.int64)
@@ -171,7 +176,7 @@ def _candidates(
             for s in range(num_slots):
                 if table[d, s] >= 0:
                     flow[table[d, s]] += served[d, s]
-    within, outs = np.flatnonzero(flow), _least_laden(table, count, load, reached, width)
+    within, outs = np.flatnonzero(flow), _least_laden(table, count, load, reached)
     worth, change = np.zeros(TRIED, np.int64), np.zeros((TRIED, 5), np.int64)
     for d in outs:
         for s in range(num_slots):
@@ -191,7 +196,7 @@ def _candidates(
                     if e >= 0 and not held[d, e]:
                         gain = min(served[g, t] - served[d, s], cap - load[d], load[g] - cap)
                         _keep(gain, worth, change, d, s, e, g, t)
-    return change[: np.count_nonzero(worth)]
+    return change[: np.count_nonzero(worth)], worth
 
 
 @compiled
@@ -209,16 +214,16 @@ def _keep(value: int, worth: Ints, change: Ints, d: int, s: int, e: int, g: int,
 
 
 @compiled
-def _least_laden(table: Ints, count: Ints, load: Ints, reached: Bools, width: int) -> Ints:
+def _least_laden(table: Ints, count: Ints, load: Ints, reached: Bools) -> Ints:
     """Devices outside the cut, least laden first; then as many that have a slot to give: empty, or a replica's."""
-    chosen, n = np.full(width, -1), 0
+    chosen, n = np.full(WIDTH, -1), 0
     order = np.argsort(load, kind="mergesort")
     for d in order:
-        if not reached[d] and n < (width + 1) // 2:
+        if not reached[d] and n < (WIDTH + 1) // 2:
             chosen[n] = d
             n += 1
     for d in order:
-        if not reached[d] and n < width and not (chosen[:n] == d).any():
+        if not reached[d] and n < WIDTH and not (chosen[:n] == d).any():
             for y in table[d]:
                 if y < 0 or count[y] > 1:
                     chosen[n] = d

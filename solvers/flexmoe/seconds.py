@@ -11,10 +11,11 @@ from ..arrays import Floats, Ints
 from ..compiled import compiled
 from ..quota import Holders, split
 from .costs import EXCHANGES, Costs
+from .paper import capacity_deal
 from .state import sum_ports
 
 PEAK = 0.4  # of the busiest port in a search; the rest is the root mean square, which sees every port
-PARTS = ("experts", "exchanges", "sums")
+EXACT, EVEN, CAPACITY = range(3)  # how a step is split: exactly, by turns, or by the paper's Algorithm 3
 
 
 @compiled
@@ -83,22 +84,32 @@ def even_deal(pairs: Ints, holders: Holders) -> Ints:
 
 
 @compiled
-def judged(batches: Ints, holders: Holders, costs: Costs, even: bool) -> tuple[float, Floats]:
-    """The mean balance of a step's micro-batches, and its seconds by part `[3]`, each split on its own.
+def link_ratio(costs: Costs) -> int:
+    """What a pair that crosses nodes costs of one that crosses devices, as `quota.split` takes it."""
+    return max(1, int(np.rint(costs.inter_s_per_byte / costs.intra_s_per_byte)))
+
+
+@compiled
+def judged(batches: Ints, holders: Holders, costs: Costs, rule: int) -> tuple[float, Floats]:
+    """The mean balance of a step's micro-batches, each split on its own, and its seconds.
+
+    Seconds are of experts, exchanges and sums, `[3]`.
 
     Parameters
     ----------
     batches
         Pairs by expert and source, `[M, E, D]`.
-    even
-        Whether holders take turns; else the exact split.
+    rule
+        EXACT, EVEN or CAPACITY.
     """
     num_devices = batches.shape[2]
     seconds, balance = np.zeros(3), 0.0
-    ratio = max(1, int(np.rint(costs.inter_s_per_byte / costs.intra_s_per_byte)))
+    ratio = link_ratio(costs)
     for m in range(len(batches)):
-        if even:
+        if rule == EVEN:
             dealt = even_deal(batches[m], holders)
+        elif rule == CAPACITY:
+            dealt = capacity_deal(batches[m], holders)
         else:
             dealt, _ = split(batches[m], holders, ratio)
         load = np.zeros(num_devices, np.int64)

@@ -1,0 +1,267 @@
+"""A whole run replayed: placements that follow the load, by decisions that see the past only.
+
+Legend: R records; L MoE layers; M micro-batches of a step; E experts; D devices in nodes of G, S slots of each.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+
+from ..arrays import Floats, Ints
+from .costs import Costs
+
+Split = Literal["exact", "even", "capacity"]
+RULES: tuple[Split, ...] = ("exact", "even", "capacity")  # in the order of their numbers in `seconds`
+PARTS = ("experts", "exchanges", "sums", "moves")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a decision about one layer may know."""
+
+    record: int  #: The last one seen, from 0
+    window: Ints  #: Pairs of the last records by micro-batch, expert and source, latest last, `[W, M, E, D]`
+    table: Ints  #: The expert in every slot, -1 in an empty one, `[D, S]`
+    home: Ints  #: Device of every expert's owner, `[E]`
+    balance: float  #: Max/mean of the last record under the run's split and this table, mean of its micro-batches
+    seconds: float  #: Of the last record
+    group: int
+    costs: Costs
+
+
+class Decide(Protocol):
+    """A rule of when and how placements change."""
+
+    @property
+    def window(self) -> int:
+        """Records that it wants to see."""
+        ...
+
+    def __call__(self, seen: Seen) -> Ints | None:
+        """The table from the next record on; None: as it was."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One entry of the log."""
+
+    record: int  #: From which on it holds
+    layer: int
+    kind: Literal["expand", "shrink", "migrate"]
+    expert: int
+    source: int  #: Device that sent it, or held it
+    target: int  #: Device that holds it, -1 after a shrink
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of one layer's table, and whether it paid."""
+
+    record: int  #: From which on it holds
+    layer: int
+    price_s: float  #: Of its moves
+    #: expected_s, saved_s: seconds per step less than without it, on the window it was decided on; in fact, on the
+    #: records for which it held, as far as the horizon goes
+    expected_s: float
+    saved_s: float
+    records: int  #: Of `saved_s`
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A replayed run."""
+
+    tables: Ints  #: Of every period, `[Q, L, D, S]`
+    period: Ints  #: Of every record, `[R]`
+    operations: list[Operation]
+    changes: list[Change]
+    moved: int  #: Experts sent, with their state
+    moved_bytes: float
+    balance: Floats  #: Max/mean of every record and layer, `[R, L]`
+    seconds: Floats  #: Per step of every record and layer, by `PARTS`, `[R, L, 4]`
+    planning_s: float
+
+    def violations(self, horizon: float) -> int:
+        """Changes that cost more than they save in so many steps on the window that they were decided on."""
+        return sum(change.expected_s * horizon < change.price_s for change in self.changes)
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds per layer and step, moves included."""
+        return float(self.seconds.sum(axis=2).mean())
+
+
+def follow(
+    records: Ints,
+    start: Ints,
+    decide: Decide,
+    costs: Costs,
+    *,
+    group: int,
+    steps: int = 1,
+    split: Split = "exact",
+    horizon: float = 100.0,
+) -> Run:
+    """Replay records under placements that a rule changes between them.
+
+    Parameters
+    ----------
+    records
+        Token-expert pairs by record, layer, micro-batch, expert and source, `[R, L, M, E, D]`.
+    start
+        The tables that the run starts with, `[L, D, S]`.
+    group
+        G, devices of a node.
+    steps
+        That a record stands for; what moves is charged once.
+    split
+        Rule by which an expert's tokens choose among its replicas.
+    horizon
+        Steps over which `Change.saved_s` is told.
+    """
+    runs = [
+        _Layer(layer, np.ascontiguousarray(records[:, layer]), costs, group, steps, RULES.index(split), horizon)
+        for layer in range(records.shape[1])
+    ]
+    for run, table in zip(runs, start, strict=True):
+        run.replay(table, decide)
+    starts = sorted({0, *(record for run in runs for record in run.tables)})
+    tables = np.array([[run.table_at(record) for run in runs] for record in starts])
+    return Run(
+        tables=tables,
+        period=np.searchsorted(starts, np.arange(len(records)), side="right") - 1,
+        operations=sorted((one for run in runs for one in run.operations), key=lambda one: one.record),
+        changes=[one for run in runs for one in run.changes],
+        moved=sum(run.moved for run in runs),
+        moved_bytes=costs.moved_bytes * sum(run.moved for run in runs),
+        balance=np.stack([run.balance for run in runs], axis=1),
+        seconds=np.stack([run.seconds for run in runs], axis=1),
+        planning_s=sum(run.planning_s for run in runs),
+    )
+
+
+@dataclass(slots=True)
+class _Layer:
+    """The run of one layer."""
+
+    layer: int
+    records: Ints  #: `[R, M, E, D]`
+    costs: Costs
+    group: int
+    steps: int
+    rule: int
+    horizon: float
+    tables: dict[int, Ints] = field(default_factory=dict)  #: By the record from which on they hold
+    operations: list[Operation] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    moved: int = 0
+    planning_s: float = 0.0
+    balance: Floats = field(default_factory=lambda: np.empty(0))
+    seconds: Floats = field(default_factory=lambda: np.empty(0))
+
+    def replay(self, start: Ints, decide: Decide) -> None:
+        """Judge every record, and let the rule change the table after it."""
+        from .seconds import judged
+        from .state import holders_in
+
+        num_experts = self.records.shape[2]
+        self.balance, self.seconds = np.zeros(len(self.records)), np.zeros((len(self.records), len(PARTS)))
+        table, home = np.ascontiguousarray(start, np.int64), first_homes(start, num_experts)
+        self.tables[0] = table
+        holders = holders_in(table, num_experts, self.group)
+        for r, batches in enumerate(self.records):
+            self.balance[r], self.seconds[r, :3] = judged(batches, holders, self.costs, self.rule)
+            if r + 1 == len(self.records):
+                break
+            started = time.perf_counter()
+            seen = Seen(
+                record=r,
+                window=self.records[max(0, r + 1 - decide.window) : r + 1],
+                table=table,
+                home=home,
+                balance=self.balance[r],
+                seconds=float(self.seconds[r, :3].sum()),
+                group=self.group,
+                costs=self.costs,
+            )
+            new = decide(seen)
+            self.planning_s += time.perf_counter() - started
+            if new is not None and not np.array_equal(new, table):
+                home = self._change(r + 1, table, new, home, seen.window)
+                table, holders = new, holders_in(new, num_experts, self.group)
+        self._look_back()
+
+    def table_at(self, record: int) -> Ints:
+        """The table that holds at a record."""
+        return self.tables[max(start for start in self.tables if start <= record)]
+
+    def _change(self, record: int, old: Ints, new: Ints, home: Ints, window: Ints) -> Ints:
+        """Note a change from a record on; the homes after it."""
+        from .state import holds, homes_after, moves_seconds, transfers
+
+        num_experts = len(home)
+        before, after = holds(old, num_experts), holds(new, num_experts)
+        assert after.any(axis=0).all()
+        moved = homes_after(home, after, self.group)
+        sent = transfers(before, after, home, moved, self.costs, self.group)
+        price_s = moves_seconds(sent, len(new), self.costs, self.group)
+        self.tables[record] = new
+        self.moved += len(sent)
+        self.seconds[record, 3] += price_s / self.steps
+        self.operations += operations(before, after, record, self.layer, self.group)
+        saved = np.mean([self._saved(old, new, batches) for batches in window])
+        self.changes.append(Change(record, self.layer, price_s, float(saved), 0.0, 0))
+        return moved
+
+    def _saved(self, old: Ints, new: Ints, batches: Ints) -> float:
+        return step_seconds(batches, old, self.costs, self.group, self.rule) - step_seconds(
+            batches, new, self.costs, self.group, self.rule
+        )
+
+    def _look_back(self) -> None:
+        """Tell of every change what it saved while it held."""
+        starts = [change.record for change in self.changes]
+        for i, (change, end) in enumerate(zip(self.changes, [*starts[1:], len(self.records)], strict=False)):
+            held = range(change.record, min(end, change.record + max(1, int(self.horizon / self.steps))))
+            old, new = self.table_at(change.record - 1), self.tables[change.record]
+            saved = np.mean([self._saved(old, new, self.records[r]) for r in held])
+            self.changes[i] = Change(
+                change.record, self.layer, change.price_s, change.expected_s, float(saved), len(held)
+            )
+
+
+def step_seconds(batches: Ints, table: Ints, costs: Costs, group: int, rule: int = 0) -> float:
+    """Predicted seconds of one step of a layer, (1) of `Costs`, without moves."""
+    from .seconds import judged
+    from .state import holders_in
+
+    _, seconds = judged(batches, holders_in(table, batches.shape[1], group), costs, rule)
+    return float(seconds.sum())
+
+
+def first_homes(table: Ints, num_experts: int) -> Ints:
+    """The home of every expert `[E]` at the start: of its devices, taken in turn, the one with fewest homes so far."""
+    owned, home = np.zeros(len(table), np.int64), np.empty(num_experts, np.int64)
+    for e in range(num_experts):
+        at = np.flatnonzero((table == e).any(axis=1))
+        home[e] = at[owned[at].argmin()]
+        owned[home[e]] += 1
+    return home
+
+
+def operations(before: Ints, after: Ints, record: int, layer: int, group: int) -> Iterator[Operation]:
+    """What turns holders `[D, E]` into others: an expert leaves and arrives (migrate), arrives or leaves only."""
+    for e in np.flatnonzero((before != after).any(axis=0)):
+        lost, gained = np.flatnonzero(before[:, e] & ~after[:, e]), np.flatnonzero(after[:, e] & ~before[:, e])
+        held = np.flatnonzero(before[:, e])
+        for source, target in zip(lost, gained, strict=False):
+            yield Operation(record, layer, "migrate", int(e), int(source), int(target))
+        for target in gained[len(lost) :]:
+            near = held[held // group == target // group]
+            yield Operation(record, layer, "expand", int(e), int((near if len(near) else held)[0]), int(target))
+        for source in lost[len(gained) :]:
+            yield Operation(record, layer, "shrink", int(e), int(source), -1)

@@ -1,0 +1,242 @@
+"""A search for the table of least predicted seconds on some load vectors, by single and compound moves; compiled.
+
+To be imported in the call that needs it.
+
+Legend: B load vectors; E experts; D devices in nodes of G, S slots of each.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arrays import Bools, Floats, Ints
+from ..compiled import compiled
+from ..draws import below, unit
+from ..quota import deal, least, nearest
+from .costs import Costs
+from .seconds import exchange_seconds, link_ratio, pair_ports, sums_seconds
+from .state import holders_in, holds, sum_ports
+
+EMPTY = -1
+AIMS = 3  # devices that moves aim at: the one of most load, of the busiest port, of most gradient rows
+
+
+class Search(NamedTuple):
+    """What a search is given: loads, prices and the placement that it starts from."""
+
+    pairs: Ints  #: By vector, expert and source, `[B, E, D]`
+    totals: Ints  #: `[B, E]`
+    batches: int  #: Micro-batches that a vector sums
+    origin: Bools  #: Whether a device holds an expert, `[D, E]`
+    home: Ints  #: Of every expert, `[E]`
+    group: int
+    costs: Costs
+    horizon: float  #: Steps over which a move is paid
+
+
+@compiled
+def searched(
+    table: Ints, task: Search, evaluations: int, heat_s: float, seed: NDArray[np.uint64]
+) -> tuple[Ints, float]:
+    """The best table of so many tried, and its `value`.
+
+    Parameters
+    ----------
+    table
+        `[D, S]`, where the search starts; -1 in empty slots.
+    heat_s
+        How many seconds more a move may cost at the start, with probability 1 / e; falls to 0.
+
+    Notes
+    -----
+    Half of the moves are aimed at a device that is busiest in some respect. A move trades two slots; puts an expert
+    into an empty slot, or that of a replica; empties that of a replica; gives an expert one more replica on every node;
+    or takes all of its replicas off a node. The last two are several changes at once: each alone may cost seconds.
+    """
+    num_experts = task.totals.shape[1]
+    now, held = table.copy(), holds(table, num_experts)
+    count = held.sum(axis=0)
+    aims = np.zeros(AIMS, np.int64)
+    value = seconds_of(now, held, task, np.inf, aims)
+    best, best_value, tried = now.copy(), value, aims.copy()
+    change = np.empty((2 * len(table) + 2, 4), np.int64)  # device, slot, expert before and after
+    done = 0
+    for _ in range(20 * evaluations):
+        if done >= evaluations:
+            break
+        n = _move(now, held, count, task, aims, change, seed)
+        if n == 0:
+            continue
+        limit = value - heat_s * (1 - done / evaluations) * np.log(max(unit(seed), 1e-9))
+        done += 1
+        new = seconds_of(now, held, task, limit, tried)
+        if new <= limit:
+            value = new
+            aims[:] = tried
+            if value < best_value:
+                best_value = value
+                best[:] = now
+        else:
+            for i in range(n - 1, -1, -1):
+                _put(now, held, count, change[i, 0], change[i, 1], change[i, 2])
+    return best, best_value
+
+
+@compiled
+def seconds_of(table: Ints, held: Bools, task: Search, limit: float, aims: Ints) -> float:
+    """Mean predicted seconds of the vectors with the price of what moves; or more than `limit`, if they are.
+
+    Ports count as `seconds.busiest` has it in a search. `aims` are set to the devices that moves should aim at.
+    """
+    costs, num_vectors = task.costs, len(task.pairs)
+    value = price(held, task)
+    holders = holders_in(table, task.totals.shape[1], task.group)
+    rows = sum_ports(holders)
+    value += sums_seconds(rows, costs, True)
+    ratio = link_ratio(costs)
+    most = np.empty(num_vectors, np.int64)
+    worst = 0
+    for b in range(num_vectors):
+        if value > limit:
+            return value
+        most[b], _, load = least(task.totals[b], holders)
+        value += costs.pair_s * most[b] / num_vectors
+        if most[b] > worst:
+            worst, aims[0] = most[b], load.argmax()
+    slowest = 0.0
+    for b in range(num_vectors):
+        if value > limit:
+            return value
+        served = nearest(task.pairs[b], task.totals[b], holders, most[b], ratio)
+        ports = pair_ports(deal(task.pairs[b], served, holders), holders)
+        seconds = exchange_seconds(ports, costs, task.batches, True)
+        value += seconds / num_vectors
+        if seconds > slowest:
+            slowest = seconds
+            aims[1] = _busiest_port(ports[0] * costs.intra_s_per_byte, ports[1] * costs.inter_s_per_byte)
+    aims[2] = (rows[0] * costs.intra_sum_s_per_byte + rows[1] * costs.inter_sum_s_per_byte).argmax()
+    return value
+
+
+@compiled
+def _busiest_port(near: Floats, far: Floats) -> int:
+    """The device with the busiest port, of seconds by direction and device `[2, D]`."""
+    ports = far if far.max() > near.max() else near
+    return int(np.maximum(ports[0], ports[1]).argmax())
+
+
+@compiled
+def price(held: Bools, task: Search) -> float:
+    """Seconds per step of what moves, one after the other: cells that a device holds newly, or homes that it lost."""
+    costs, cells = task.costs, 0.0
+    num_devices, num_experts = held.shape
+    for e in range(num_experts):
+        if costs.replicas_free:
+            if not held[task.home[e], e]:
+                node = task.home[e] // task.group
+                near = held[node * task.group : (node + 1) * task.group, e].any()
+                cells += costs.intra_sum_s_per_byte if near else costs.inter_sum_s_per_byte
+            continue
+        for d in range(num_devices):
+            if held[d, e] and not task.origin[d, e]:
+                node = d // task.group
+                near = task.origin[node * task.group : (node + 1) * task.group, e].any()
+                cells += costs.intra_sum_s_per_byte if near else costs.inter_sum_s_per_byte
+    return costs.moved_bytes * cells / task.horizon
+
+
+@compiled
+def _put(table: Ints, held: Bools, count: Ints, d: int, s: int, e: int) -> None:
+    """Put an expert, or nothing, into a slot."""
+    old = table[d, s]
+    if old >= 0:
+        held[d, old] = False
+        count[old] -= 1
+    if e >= 0:
+        held[d, e] = True
+        count[e] += 1
+    table[d, s] = e
+
+
+@compiled
+def _changed(
+    table: Ints, held: Bools, count: Ints, d: int, s: int, e: int, change: Ints, n: int
+) -> int:
+    """Put an expert into a slot and note it as change n; the changes noted."""
+    change[n, 0], change[n, 1], change[n, 2], change[n, 3] = d, s, table[d, s], e
+    _put(table, held, count, d, s, e)
+    return n + 1
+
+
+@compiled
+def _spare(table: Ints, count: Ints, d: int, seed: NDArray[np.uint64]) -> int:
+    """A random slot of a device that is empty or a replica's, empty ones first; -1 where there is none."""
+    width = table.shape[1]
+    start, found = below(seed, width), -1
+    for i in range(width):
+        s = (start + i) % width
+        if table[d, s] < 0:
+            return s
+        if count[table[d, s]] > 1 and found < 0:
+            found = s
+    return found
+
+
+@compiled
+def _move(
+    table: Ints, held: Bools, count: Ints, task: Search, aims: Ints, change: Ints, seed: NDArray[np.uint64]
+) -> int:
+    """Make a random move; how many changes it took, 0 where it was none."""
+    num_devices, width = table.shape
+    num_experts, group = len(count), task.group
+    d = aims[below(seed, AIMS)] if below(seed, 2) else below(seed, num_devices)
+    s = below(seed, width)
+    e = table[d, s]
+    g = below(seed, num_devices)
+    if group > 1 and below(seed, 2):
+        g = d // group * group + below(seed, group)
+    kind = below(seed, 20)
+    if kind < 8:  # trade two slots
+        t = below(seed, width)
+        y = table[g, t]
+        if g == d or e == y or (e >= 0 and held[g, e]) or (y >= 0 and held[d, y]):
+            return 0
+        n = _changed(table, held, count, d, s, EMPTY, change, 0)
+        n = _changed(table, held, count, g, t, e, change, n)
+        return _changed(table, held, count, d, s, y, change, n)
+    if kind < 12:  # one more replica of an expert of this device
+        s = _spare(table, count, g, seed)
+        if e < 0 or held[g, e] or s < 0:
+            return 0
+        return _changed(table, held, count, g, s, e, change, 0)
+    if kind < 15:  # another expert for this device
+        y = below(seed, num_experts)
+        if held[d, y] or (e >= 0 and count[e] == 1):
+            return 0
+        return _changed(table, held, count, d, s, y, change, 0)
+    if kind < 17:
+        if e < 0 or count[e] == 1:
+            return 0
+        return _changed(table, held, count, d, s, EMPTY, change, 0)
+    if e < 0:
+        return 0
+    n = 0
+    if kind < 19:  # one more replica on every node
+        for node in range(num_devices // group):
+            for _ in range(group):
+                g = node * group + below(seed, group)
+                t = -1 if held[g, e] else _spare(table, count, g, seed)
+                if t >= 0:
+                    n = _changed(table, held, count, g, t, e, change, n)
+                    break
+        return n
+    node = d // group  # none on this node
+    here = held[node * group : (node + 1) * group, e].sum()
+    if here == count[e]:
+        return 0
+    for g in range(node * group, (node + 1) * group):
+        for t in range(width):
+            if table[g, t] == e:
+                n = _changed(table, held, count, g, t, EMPTY, change, n)
+    return n
