@@ -23,6 +23,7 @@ class Seen:
     """What a decision about one layer may know."""
 
     record: int  #: The last one seen, from 0
+    layer: int
     window: Ints  #: Pairs of the last records by micro-batch, expert and source, latest last, `[W, M, E, D]`
     table: Ints  #: The expert in every slot, -1 in an empty one, `[D, S]`
     home: Ints  #: Device of every expert's owner, `[E]`
@@ -180,6 +181,7 @@ class _Layer:
             started = time.perf_counter()
             seen = Seen(
                 record=r,
+                layer=self.layer,
                 window=self.records[max(0, r + 1 - decide.window) : r + 1],
                 table=table,
                 home=home,

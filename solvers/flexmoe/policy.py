@@ -20,6 +20,7 @@ class Policy:
     """
 
     trigger: float = 1.02  #: Max/mean of the last record under the exact split, above which it plans
+    every: int = 0  #: Records after which it plans even so, the layers in turn; 0: never
     horizon: float = 100.0  #: Steps over which a move must pay
     window: int = 4  #: Records
     slack: float = 0.002  #: How much more than the mean a device may have before operations are looked for
@@ -28,7 +29,8 @@ class Policy:
 
     def __call__(self, seen: Seen) -> Ints | None:
         """The table of least seconds found, if what it saves within the horizon exceeds the price of its moves."""
-        if seen.balance <= self.trigger:
+        due = self.every and (seen.record + seen.layer) % self.every == 0
+        if seen.balance <= self.trigger and not due:
             return None
         table = planned(seen, self)
         return table if pays(table, seen, self.horizon) else None
@@ -47,15 +49,9 @@ def planned(seen: Seen, policy: Policy) -> Ints:
     cell_s = 0.0 if costs.replicas_free else costs.moved_bytes * costs.intra_sum_s_per_byte
     table, _ = guided(seen.table, totals, policy.slack, gain_s, cell_s)
     if policy.evaluations:
-        task = Search(
-            pairs=pairs,
-            totals=totals,
-            batches=seen.window.shape[1],
-            origin=holds(seen.table, pairs.shape[1]),
-            home=seen.home,
-            group=seen.group,
-            costs=costs,
-            horizon=policy.horizon,
+        origin = holds(seen.table, pairs.shape[1])
+        task = Search.of(
+            pairs, seen.window.shape[1], origin, seen.home, seen.group, costs, policy.horizon
         )
         seed = np.array([seen.record + 1], np.uint64)
         table, _ = searched(table, task, policy.evaluations, policy.heat_s, seed)

@@ -5,7 +5,7 @@ To be imported in the call that needs it.
 Legend: B load vectors; E experts; D devices in nodes of G, S slots of each.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from ..arrays import Bools, Floats, Ints
 from ..compiled import compiled
 from ..draws import below, unit
-from ..quota import deal, least, nearest
+from ..quota import least, nearest
 from .costs import Costs
-from .seconds import exchange_seconds, link_ratio, pair_ports, sums_seconds
+from .seconds import exchange_seconds, link_ratio, served_ports, sums_seconds
 from .state import holders_in, holds, sum_ports
 
 EMPTY = -1
+DRAWN = 2  # of what could be put somewhere, the one that spares most traffic is
+FAR = np.int64(2**62)
 AIMS = 3  # devices that moves aim at: the one of most load, of the busiest port, of most gradient rows
 
 
@@ -33,6 +35,18 @@ class Search(NamedTuple):
     group: int
     costs: Costs
     horizon: float  #: Steps over which a move is paid
+    #: own, near: the vectors' pairs of every device, and of every node times what crossing costs beyond; by expert
+    own: Ints
+    near: Ints
+
+    @classmethod
+    def of(
+        cls, pairs: Ints, batches: int, origin: Bools, home: Ints, group: int, costs: Costs, horizon: float
+    ) -> Self:
+        """The task of finding a placement for these vectors; parameters as the fields."""
+        own = pairs.sum(axis=0).T.copy()
+        near = own.reshape(-1, group, own.shape[1]).sum(axis=1) * (link_ratio(costs) - 1)
+        return cls(pairs, pairs.sum(axis=2), batches, origin, home, group, costs, horizon, own, near)
 
 
 @compiled
@@ -109,7 +123,7 @@ def seconds_of(table: Ints, held: Bools, task: Search, limit: float, aims: Ints)
         if value > limit:
             return value
         served = nearest(task.pairs[b], task.totals[b], holders, most[b], ratio)
-        ports = pair_ports(deal(task.pairs[b], served, holders), holders)
+        ports = served_ports(task.pairs[b], served, holders)
         seconds = exchange_seconds(ports, costs, task.batches, True)
         value += seconds / num_vectors
         if seconds > slowest:
@@ -184,6 +198,18 @@ def _spare(table: Ints, count: Ints, d: int, seed: NDArray[np.uint64]) -> int:
 
 
 @compiled
+def _locality(task: Search, held: Bools, d: int, e: int) -> int:
+    """Traffic that an expert on a device spares, at most: its own pairs, and its node's where no other holds it."""
+    if e < 0:
+        return 0
+    node = d // task.group
+    for g in range(node * task.group, (node + 1) * task.group):
+        if g != d and held[g, e]:
+            return int(task.own[d, e])
+    return int(task.own[d, e] + task.near[node, e])
+
+
+@compiled
 def _move(
     table: Ints, held: Bools, count: Ints, task: Search, aims: Ints, change: Ints, seed: NDArray[np.uint64]
 ) -> int:
@@ -193,26 +219,43 @@ def _move(
     d = aims[below(seed, AIMS)] if below(seed, 2) else below(seed, num_devices)
     s = below(seed, width)
     e = table[d, s]
-    g = below(seed, num_devices)
-    if group > 1 and below(seed, 2):
-        g = d // group * group + below(seed, group)
     kind = below(seed, 20)
     if kind < 8:  # trade two slots
-        t = below(seed, width)
-        y = table[g, t]
-        if g == d or e == y or (e >= 0 and held[g, e]) or (y >= 0 and held[d, y]):
+        g, t, most = -1, -1, -FAR
+        for _ in range(DRAWN):
+            h, u = below(seed, num_devices), below(seed, width)
+            y = table[h, u]
+            if h == d or e == y or (e >= 0 and held[h, e]) or (y >= 0 and held[d, y]):
+                continue
+            gain = _locality(task, held, h, e) + _locality(task, held, d, y)
+            gain -= _locality(task, held, d, e) + _locality(task, held, h, y)
+            if gain > most:
+                g, t, most = h, u, gain
+        if g < 0:
             return 0
+        y = table[g, t]
         n = _changed(table, held, count, d, s, EMPTY, change, 0)
         n = _changed(table, held, count, g, t, e, change, n)
         return _changed(table, held, count, d, s, y, change, n)
     if kind < 12:  # one more replica of an expert of this device
-        s = _spare(table, count, g, seed)
-        if e < 0 or held[g, e] or s < 0:
+        if e < 0:
+            return 0
+        g, most = -1, -FAR
+        for _ in range(DRAWN):
+            h = below(seed, num_devices)
+            if not held[h, e] and _locality(task, held, h, e) > most:
+                g, most = h, _locality(task, held, h, e)
+        s = _spare(table, count, g, seed) if g >= 0 else -1
+        if s < 0:
             return 0
         return _changed(table, held, count, g, s, e, change, 0)
     if kind < 15:  # another expert for this device
-        y = below(seed, num_experts)
-        if held[d, y] or (e >= 0 and count[e] == 1):
+        y, most = -1, -FAR
+        for _ in range(DRAWN):
+            x = below(seed, num_experts)
+            if not held[d, x] and _locality(task, held, d, x) > most:
+                y, most = x, _locality(task, held, d, x)
+        if y < 0 or (e >= 0 and count[e] == 1):
             return 0
         return _changed(table, held, count, d, s, y, change, 0)
     if kind < 17:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..arrays import Floats, Ints
 from ..compiled import compiled
-from ..quota import Holders, split
+from ..quota import Holders, least, nearest
 from .costs import EXCHANGES, Costs
 from .paper import capacity_deal
 from .state import sum_ports
@@ -32,6 +32,43 @@ def pair_ports(dealt: Ints, holders: Holders) -> Ints:
                 far = 0 if g // group == node else 1
                 ports[far, 0, g] += dealt[p, g]
                 ports[far, 1, d] += dealt[p, g]
+    return ports
+
+
+@compiled
+def served_ports(pairs: Ints, served: Ints, holders: Holders) -> Ints:
+    """The ports of `quota.deal` for what every slot serves `[P]`, without dealing it: `[2, 2, D]` as `pair_ports`."""
+    first, device, group = holders.first, holders.device, holders.devices_per_node
+    num_devices = pairs.shape[1]
+    ports, left = np.zeros((2, 2, num_devices), np.int64), np.empty(num_devices, np.int64)
+    for e in range(len(pairs)):
+        left[:] = pairs[e]
+        for c in range(holders.expert_first[e], holders.expert_first[e + 1]):
+            start, end = holders.cell_first[c], holders.cell_first[c + 1]
+            room, rest = 0, 0
+            for p in range(start, end):
+                own = min(served[p], left[device[p]])
+                left[device[p]] -= own
+                room += served[p] - own
+                ports[0, 1, device[p]] += served[p] - own
+            for g in range(holders.node[c] * group, (holders.node[c] + 1) * group):
+                rest += left[g]
+            near = min(room, rest)  # the first sources send to the first slots
+            for g in range(holders.node[c] * group, (holders.node[c] + 1) * group):
+                some = min(left[g], near)
+                ports[0, 0, g] += some
+                left[g] -= some
+                near -= some
+            over = max(room - rest, 0)  # the last slots take the rest from other nodes
+            for p in range(end - 1, start - 1, -1):
+                if over == 0:
+                    break
+                some = min(served[p] - min(served[p], pairs[e, device[p]]), over)
+                ports[0, 1, device[p]] -= some
+                ports[1, 1, device[p]] += some
+                over -= some
+        for g in range(num_devices):
+            ports[1, 0, g] += left[g]
     return ports
 
 
@@ -106,18 +143,19 @@ def judged(batches: Ints, holders: Holders, costs: Costs, rule: int) -> tuple[fl
     seconds, balance = np.zeros(3), 0.0
     ratio = link_ratio(costs)
     for m in range(len(batches)):
-        if rule == EVEN:
-            dealt = even_deal(batches[m], holders)
-        elif rule == CAPACITY:
-            dealt = capacity_deal(batches[m], holders)
+        if rule == EXACT:
+            total = batches[m].sum(axis=1)
+            most, _, _ = least(total, holders)
+            served = nearest(batches[m], total, holders, most, ratio)
+            ports = served_ports(batches[m], served, holders)
         else:
-            dealt, _ = split(batches[m], holders, ratio)
+            dealt = even_deal(batches[m], holders) if rule == EVEN else capacity_deal(batches[m], holders)
+            served, ports = dealt.sum(axis=1), pair_ports(dealt, holders)
         load = np.zeros(num_devices, np.int64)
-        for p in range(len(dealt)):
-            load[holders.device[p]] += dealt[p].sum()
-        total = load.sum()
-        balance += load.max() * num_devices / total if total > 0 else 1.0
+        for p in range(len(served)):
+            load[holders.device[p]] += served[p]
+        balance += load.max() * num_devices / max(load.sum(), 1)
         seconds[0] += costs.pair_s * load.max()
-        seconds[1] += exchange_seconds(pair_ports(dealt, holders), costs, 1, False)
+        seconds[1] += exchange_seconds(ports, costs, 1, False)
     seconds[2] = sums_seconds(sum_ports(holders), costs, False)
     return balance / len(batches), seconds
