@@ -6,9 +6,11 @@ Legend: B load vectors; E experts; D devices, S slots of each.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..arrays import Bools, Ints
 from ..compiled import compiled
+from ..draws import below
 from ..quota import Holders, least, pour, poured, relieve
 from .state import holds, slots_in
 
@@ -16,6 +18,7 @@ TRIED = 16  # candidates of which the potential is found, an operation
 SURE = 8  # of these in any case; the others where they promise more than the best has
 WIDTH = 8  # devices outside the cut that take something
 BUSIEST = 4  # devices whose slots may be traded
+KICK = 3  # trades
 PARTS = 1 << 20  # in which slack is counted
 
 
@@ -52,20 +55,72 @@ def guided(table: Ints, totals: Ints, slack: float, gain_s: float, cell_s: float
     cap = caps(totals, num_devices, slack)
     start, cells, best_cells, worth = 0.0, 0, 0, 0.0
     for k in range(table.size + 1):
-        slots = slots_in(now, num_experts)
-        ratio = 0.0
-        for b in range(len(totals)):
-            most, _, _ = least(totals[b], slots)
-            ratio += most * num_devices / max(totals[b].sum(), 1) / len(totals)
+        ratio = busiest_ratio(now, totals)
         start = ratio if k == 0 else start
         if (start - ratio) * gain_s - cells * cell_s > worth:
             worth, best_cells = (start - ratio) * gain_s - cells * cell_s, cells
             best[:] = now
-        taken = operate(now, slots, totals, cap)
+        taken = operate(now, slots_in(now, num_experts), totals, cap)
         if taken == 0:
             break
         cells += taken
     return best, best_cells
+
+
+@compiled
+def settled(table: Ints, totals: Ints, slack: float, kicks: int, seed: NDArray[np.uint64]) -> Ints:
+    """A table `[D, S]` after all operations that lower the potential, whatever they cost, and again after kicks.
+
+    A kick trades random slots of the best table so far; what the operations make of it is kept if no more pairs are
+    over. It ends where none are. Parameters as of `guided`.
+    """
+    cap = caps(totals, len(table), slack)
+    best, over = table.copy(), np.int64(2**62)
+    for k in range(kicks + 1):
+        now = best.copy()
+        for _ in range(KICK if k > 0 else 0):
+            _trade(now, totals.shape[1], seed)
+        for _ in range(now.size):
+            if operate(now, slots_in(now, totals.shape[1]), totals, cap) == 0:
+                break
+        new = unrouted(now, totals, cap)
+        if new <= over:
+            best, over = now, new
+        if over == 0:
+            break
+    return best
+
+
+@compiled
+def unrouted(table: Ints, totals: Ints, cap: Ints) -> int:
+    """The potential: pairs of all vectors that cannot be routed at the caps."""
+    slots, over = slots_in(table, totals.shape[1]), 0
+    for b in range(len(totals)):
+        served, load = poured(totals[b], slots)
+        relieve(served, load, slots, cap[b])
+        over += np.maximum(load - cap[b], 0).sum()
+    return over
+
+
+@compiled
+def busiest_ratio(table: Ints, totals: Ints) -> float:
+    """Max/mean under the exact split, mean over the vectors."""
+    slots, ratio = slots_in(table, totals.shape[1]), 0.0
+    for b in range(len(totals)):
+        most, _, _ = least(totals[b], slots)
+        ratio += most * len(table) / max(totals[b].sum(), 1) / len(totals)
+    return ratio
+
+
+@compiled
+def _trade(table: Ints, num_experts: int, seed: NDArray[np.uint64]) -> None:
+    """Trade two random slots of different devices, if both may hold the other's expert."""
+    num_devices, width = table.shape
+    held = holds(table, num_experts)
+    d, s, g, t = below(seed, num_devices), below(seed, width), below(seed, num_devices), below(seed, width)
+    e, y = table[d, s], table[g, t]
+    if d != g and (e < 0 or not held[g, e]) and (y < 0 or not held[d, y]):
+        table[d, s], table[g, t] = y, e
 
 
 @compiled

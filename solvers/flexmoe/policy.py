@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..arrays import Ints
-from .costs import Costs
+from ..arrays import Bools, Ints
 from .follow import Seen, step_seconds
+from .rivals import eplb_table
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """A rule for `follow`: after a record out of balance, the placement that saves most within the horizon.
 
-    Planned for the records of the window as a set, never for their mean or trend.
+    It plans for the records of the window as a set, never for their mean or trend.
     """
 
     trigger: float = 1.02  #: Max/mean of the last record under the exact split, above which it plans
@@ -24,8 +24,9 @@ class Policy:
     horizon: float = 100.0  #: Steps over which a move must pay
     window: int = 4  #: Records
     slack: float = 0.002  #: How much more than the mean a device may have before operations are looked for
+    kicks: int = 30  #: Of the operations, where the ones that pay do not bring the balance below the trigger
     evaluations: int = 150  #: Of the search by seconds; 0: balance alone
-    heat_s: float = 2e-6  #: Of the search
+    heat_s: float = 2e-6  #: Of the search: what a move may cost more at its start
 
     def __call__(self, seen: Seen) -> Ints | None:
         """The table of least seconds found, if what it saves within the horizon exceeds the price of its moves."""
@@ -37,44 +38,54 @@ class Policy:
 
 
 def planned(seen: Seen, policy: Policy) -> Ints:
-    """A table for the records of a window: few operations for balance, then the search by seconds."""
-    from .cuts import guided
+    """A table for the records of a window: operations for balance, then the search by seconds.
+
+    Operations are the few that pay, or where these leave the load out of balance, as many as settle it, from where they
+    end or from EPLB's placement, whichever is worth most with the price of its moves.
+    """
+    from .cuts import busiest_ratio, guided, settled
     from .search import Search, searched
-    from .state import holds
 
     pairs = np.ascontiguousarray(seen.window.sum(axis=1))
     totals = pairs.sum(axis=2)
-    costs, num_devices = seen.costs, len(seen.table)
-    gain_s = costs.pair_s * totals.sum(axis=1).mean() / num_devices * policy.horizon
-    cell_s = 0.0 if costs.replicas_free else costs.moved_bytes * costs.intra_sum_s_per_byte
+    gain_s = seen.costs.pair_s * totals.sum(axis=1).mean() / len(seen.table) * policy.horizon
+    cell_s = 0.0 if seen.costs.replicas_free else seen.costs.moved_bytes * seen.costs.intra_sum_s_per_byte
+    seed = np.array([seen.record + 1], np.uint64)
     table, _ = guided(seen.table, totals, policy.slack, gain_s, cell_s)
+    if policy.kicks and busiest_ratio(table, totals) > policy.trigger:
+        starts = (table, eplb_table(seen.window, seen.table.shape[1], "refined", seen.table))
+        tables = [table, *(settled(start, totals, policy.slack, policy.kicks, seed) for start in starts)]
+        table = min(tables, key=lambda one: busiest_ratio(one, totals) * gain_s + price_of(one, seen))
     if policy.evaluations:
-        origin = holds(seen.table, pairs.shape[1])
-        task = Search.of(
-            pairs, seen.window.shape[1], origin, seen.home, seen.group, costs, policy.horizon
-        )
-        seed = np.array([seen.record + 1], np.uint64)
+        origin, batches = held_by(seen.table, seen), seen.window.shape[1]
+        task = Search.of(pairs, batches, origin, seen.home, seen.group, seen.costs, policy.horizon)
         table, _ = searched(table, task, policy.evaluations, policy.heat_s, seed)
     return table
 
 
 def pays(table: Ints, seen: Seen, horizon: float) -> bool:
     """Whether a table saves more on the window, times the horizon, than its moves cost."""
-    saved = np.mean(
-        [
-            step_seconds(batches, seen.table, seen.costs, seen.group)
-            - step_seconds(batches, table, seen.costs, seen.group)
-            for batches in seen.window
-        ]
-    )
-    return bool(saved * horizon > price_of(table, seen))
+    price_s = price_of(table, seen)
+    saved = [
+        step_seconds(batches, seen.table, seen.costs, seen.group) - step_seconds(batches, table, seen.costs, seen.group)
+        for batches in seen.window
+    ]
+    return bool(np.mean(saved) * horizon > price_s)
 
 
 def price_of(table: Ints, seen: Seen) -> float:
     """Seconds of the moves that lead to a table."""
-    from .state import holds, homes_after, moves_seconds, transfers
+    from .state import homes_after, moves_seconds, transfers
 
-    before, after = (holds(one, len(seen.home)) for one in (seen.table, table))
+    before, after = held_by(seen.table, seen), held_by(table, seen)
     moved = homes_after(seen.home, after, seen.group)
     sent = transfers(before, after, seen.home, moved, seen.costs, seen.group)
     return float(moves_seconds(sent, len(table), seen.costs, seen.group))
+
+
+def held_by(table: Ints, seen: Seen) -> Bools:
+    """Whether a device holds an expert under a table, `[D, E]`."""
+    from .state import holds
+
+    held: Bools = holds(table, len(seen.home))
+    return held

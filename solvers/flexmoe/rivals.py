@@ -1,13 +1,12 @@
 """Rules beside the policy: placements that stay, EPLB every so many records, and the paper's scheduler."""
 
 from dataclasses import dataclass
-from typing import Literal
-
 import numpy as np
 
 from ...profilers.cluster import Cluster
 from .. import eplb
 from ..arrays import Ints
+from ..eplb import Method
 from ..moves import best_labels
 from .follow import Seen
 
@@ -29,14 +28,14 @@ class EveryEplb:
 
     every: int
     matched: bool = False  #: Whether devices are renamed so that few experts move
-    method: Literal["published", "refined"] = "published"
+    method: Method = "published"
     window: int = 1
 
     def __call__(self, seen: Seen) -> Ints | None:
         """EPLB's table, where it is time for it."""
         if (seen.record + 1) % self.every:
             return None
-        return eplb_table(seen, self.method, matched=self.matched)
+        return eplb_table(seen.window, seen.table.shape[1], self.method, seen.table if self.matched else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +57,18 @@ class Paper:
         return table
 
 
-def eplb_table(seen: Seen, method: Literal["published", "refined"], *, matched: bool) -> Ints:
-    """EPLB's table `[D, S]` for the mean of a window."""
-    num_devices, width = seen.table.shape
-    loads = seen.window.sum(axis=(0, 1, 3)).astype(np.float64)
-    placed = eplb.solve(loads[None], Cluster(1, num_devices), slots=width, method=method).placement
-    table = placed.physical_to_logical[0].astype(np.int64).reshape(num_devices, width)
-    if not matched:
+def eplb_table(window: Ints, slots: int, method: Method, matched: Ints | None = None) -> Ints:
+    """EPLB's table `[D, S]` for the sum of a window `[W, M, E, D]`.
+
+    `matched`: the table from which few experts shall move: devices are renamed.
+    """
+    num_devices = window.shape[3]
+    loads = window.sum(axis=(0, 1, 3)).astype(np.float64)
+    placed = eplb.solve(loads[None], Cluster(1, num_devices), slots=slots, method=method).placement
+    table = placed.physical_to_logical[0].astype(np.int64).reshape(num_devices, slots)
+    if matched is None:
         return table
-    kept_DD = (table[:, None, :, None] == seen.table[None, :, None, :]).any(axis=3).sum(axis=2).astype(np.float64)
+    kept_DD = (table[:, None, :, None] == matched[None, :, None, :]).sum(axis=(2, 3)).astype(np.float64)
     renamed = np.empty_like(table)
-    renamed[best_labels(kept_DD, np.full(num_devices, width), 1)] = table
+    renamed[best_labels(kept_DD, np.full(num_devices, slots), 1)] = table
     return renamed

@@ -21,6 +21,7 @@ from .state import holders_in, holds, sum_ports
 EMPTY = -1
 DRAWN = 2  # of what could be put somewhere, the one that spares most traffic is
 FAR = np.int64(2**62)
+HOPED, MORE = 0.9, 2.0  # of exchanges, what a move may leave; of the latest vector's gain, the others'
 AIMS = 3  # devices that moves aim at: the one of most load, of the busiest port, of most gradient rows
 
 
@@ -72,8 +73,9 @@ def searched(
     now, held = table.copy(), holds(table, num_experts)
     count = held.sum(axis=0)
     aims = np.zeros(AIMS, np.int64)
-    value = seconds_of(now, held, task, np.inf, aims)
-    best, best_value, tried = now.copy(), value, aims.copy()
+    known = np.zeros(len(task.pairs))
+    value = seconds_of(now, held, task, np.inf, aims, known)
+    best, best_value, tried, exchanges = now.copy(), value, aims.copy(), known.copy()
     change = np.empty((2 * len(table) + 2, 4), np.int64)  # device, slot, expert before and after
     done = 0
     for _ in range(20 * evaluations):
@@ -84,10 +86,11 @@ def searched(
             continue
         limit = value - heat_s * (1 - done / evaluations) * np.log(max(unit(seed), 1e-9))
         done += 1
-        new = seconds_of(now, held, task, limit, tried)
+        exchanges[:] = known
+        new = seconds_of(now, held, task, limit, tried, exchanges)
         if new <= limit:
             value = new
-            aims[:] = tried
+            aims[:], known[:] = tried, exchanges
             if value < best_value:
                 best_value = value
                 best[:] = now
@@ -98,36 +101,44 @@ def searched(
 
 
 @compiled
-def seconds_of(table: Ints, held: Bools, task: Search, limit: float, aims: Ints) -> float:
-    """Mean predicted seconds of the vectors with the price of what moves; or more than `limit`, if they are.
+def seconds_of(table: Ints, held: Bools, task: Search, limit: float, aims: Ints, known: Floats) -> float:
+    """Mean predicted seconds of the vectors with the price of what moves; infinite where they are likely over `limit`.
 
-    Ports count as `seconds.busiest` has it in a search. `aims` are set to the devices that moves should aim at.
+    Ports count as `seconds.busiest` has it in a search. `aims` are set to the devices that moves should aim at. `known`
+    are the seconds of the vectors' exchanges before the move, `[B]` (zero: not known), and after it: it is given up
+    where it would have to spare more than a tenth of them, or the other vectors more than twice what the latest does.
     """
-    costs, num_vectors = task.costs, len(task.pairs)
+    costs, num_vectors, num_devices = task.costs, len(task.pairs), len(table)
     value = price(held, task)
     holders = holders_in(table, task.totals.shape[1], task.group)
     rows = sum_ports(holders)
     value += sums_seconds(rows, costs, True)
+    least_s = costs.pair_s * task.totals.sum() / num_devices / num_vectors
+    rest = HOPED * known.mean()
+    if value + least_s + rest > limit:
+        return np.inf
     ratio = link_ratio(costs)
     most = np.empty(num_vectors, np.int64)
     worst = 0
     for b in range(num_vectors):
-        if value > limit:
-            return value
         most[b], _, load = least(task.totals[b], holders)
-        value += costs.pair_s * most[b] / num_vectors
+        least_s += (costs.pair_s * most[b] - costs.pair_s * task.totals[b].sum() / num_devices) / num_vectors
+        if value + least_s + rest > limit:
+            return np.inf
         if most[b] > worst:
             worst, aims[0] = most[b], load.argmax()
-    slowest = 0.0
-    for b in range(num_vectors):
-        if value > limit:
-            return value
+    value += least_s
+    slowest, before = 0.0, known.copy()
+    for b in range(num_vectors - 1, -1, -1):  # the latest first
         served = nearest(task.pairs[b], task.totals[b], holders, most[b], ratio)
         ports = served_ports(task.pairs[b], served, holders)
-        seconds = exchange_seconds(ports, costs, task.batches, True)
-        value += seconds / num_vectors
-        if seconds > slowest:
-            slowest = seconds
+        known[b] = exchange_seconds(ports, costs, task.batches, True)
+        value += known[b] / num_vectors
+        likely = before[:b].sum() + b * min(0.0, known[b] - before[b]) * MORE
+        if value + likely / num_vectors > limit:
+            return np.inf
+        if known[b] > slowest:
+            slowest = known[b]
             aims[1] = _busiest_port(ports[0] * costs.intra_s_per_byte, ports[1] * costs.inter_s_per_byte)
     aims[2] = (rows[0] * costs.intra_sum_s_per_byte + rows[1] * costs.inter_sum_s_per_byte).argmax()
     return value

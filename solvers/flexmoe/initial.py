@@ -1,0 +1,43 @@
+"""A placement to begin with: replicas apportioned, packed, and searched for on a set of records.
+
+Legend: W records; L MoE layers; M micro-batches; E experts; D devices in nodes of G, S slots of each.
+"""
+
+import numpy as np
+
+from ..arrays import Ints
+from .costs import Costs
+from .follow import Seen, first_homes
+from .policy import Policy, planned
+from .rivals import eplb_table
+
+DEEP = Policy(trigger=1.0, horizon=1e12, slack=0.0, kicks=100, evaluations=3000)  # nothing that moves is paid for
+
+
+def initial(records: Ints, slots: int, costs: Costs, *, group: int, policy: Policy = DEEP) -> Ints:
+    """Tables `[L, D, S]` of few predicted seconds on the records, the expert in every slot, -1 in an empty one.
+
+    Parameters
+    ----------
+    records
+        Token-expert pairs of a few records, 4 to 8, which are planned for as a set: `[W, L, M, E, D]`.
+    slots
+        S, room for experts on every device.
+    group
+        G, devices of a node.
+    policy
+        Its evaluations and heat; no evaluations: few operations for balance alone.
+
+    Notes
+    -----
+    EPLB of the records' sum, refined; then as `policy.planned`.
+    """
+    num_layers, num_devices = records.shape[1], records.shape[4]
+    tables = np.empty((num_layers, num_devices, slots), np.int64)
+    for layer in range(num_layers):
+        window = np.ascontiguousarray(records[:, layer])
+        table = eplb_table(window, slots, "refined")
+        home = first_homes(table, records.shape[3])
+        seen = Seen(0, layer, window, table, home, balance=np.inf, seconds=np.inf, group=group, costs=costs)
+        tables[layer] = planned(seen, policy)
+    return tables
