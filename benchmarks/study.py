@@ -18,6 +18,7 @@ SUBJECTS = {
     "assignment": "Balanced assignment: transportation, min-cost flow, Kuhn-Munkres and CBC",
     "eplb": "EPLB placements: excess over the bound, raw, repaired and refined; groups on nodes; steps not seen",
     "eplb_choice": "EPLB's default beside published EPLB on units held out: like decoding, and recorded",
+    "flexmoe": "FlexMoE over a training run: seconds, balance and moves, beside EPLB every 100 steps and the paper",
     "traces": "Importing and counting a trace, beside plain NumPy",
     "fits": "Fits of published GPU tables: errors on sizes held out",
     "large_trace": "Commands on large traces: linear in tokens, bounded memory",

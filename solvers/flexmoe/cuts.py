@@ -19,6 +19,7 @@ SURE = 8  # of these in any case; the others where they promise more than the be
 WIDTH = 8  # devices outside the cut that take something
 BUSIEST = 4  # devices whose slots may be traded
 KICK = 3  # trades
+FAR = 2**62
 PARTS = 1 << 20  # in which slack is counted
 
 
@@ -75,7 +76,7 @@ def settled(table: Ints, totals: Ints, slack: float, kicks: int, seed: NDArray[n
     over. It ends where none are. Parameters as of `guided`.
     """
     cap = caps(totals, len(table), slack)
-    best, over = table.copy(), np.int64(2**62)
+    best, over = table.copy(), FAR
     for k in range(kicks + 1):
         now = best.copy()
         for _ in range(KICK if k > 0 else 0):
@@ -137,7 +138,10 @@ def caps(totals: Ints, num_devices: int, slack: float) -> Ints:
 def operate(table: Ints, slots: Holders, totals: Ints, cap: Ints) -> int:
     """Make the operation with the largest fall of the potential per cell; the cells it takes: 0 where none helps."""
     num_vectors, (num_devices, num_slots) = len(totals), table.shape
-    served, load = np.zeros((num_vectors, num_devices, num_slots), np.int64), np.zeros((num_vectors, num_devices), np.int64)
+    served, load = (
+        np.zeros((num_vectors, num_devices, num_slots), np.int64),
+        np.zeros((num_vectors, num_devices), np.int64),
+    )
     worst, excess, before, reached = -1, 0, 0, np.zeros(num_devices, np.bool_)
     for b in range(num_vectors):
         served_P, load[b] = poured(totals[b], slots)
@@ -215,9 +219,7 @@ def _over(slots: Holders, served: Ints, load: Ints, total: Ints, change: Ints, n
 
 
 @compiled
-def _candidates(
-    table: Ints, slots: Holders, served: Ints, load: Ints, reached: Bools, cap: int
-) -> tuple[Ints, Ints]:
+def _candidates(table: Ints, slots: Holders, served: Ints, load: Ints, reached: Bools, cap: int) -> tuple[Ints, Ints]:
     """The most promising changes `[K, 5]`, and twice what each may gain per cell.
 
     A change: device, slot, expert for it; and device and slot traded for it, or -1.
@@ -241,7 +243,7 @@ def _candidates(
                 for e in within:
                     if not held[d, e]:
                         gain = min(cap - load[d] + there, flow[e], excess) - there
-                        _keep(2 * gain, worth, change, d, s, e, -1, -1)
+                        _keep(2 * gain, worth, change, d, s, int(e), -1, -1)
     for g in np.argsort(-load, kind="mergesort")[:BUSIEST]:
         for d in outs if load[g] > cap else outs[:0]:
             for s in range(num_slots):

@@ -3,6 +3,8 @@
 Legend: W records; L MoE layers; M micro-batches; E experts; D devices in nodes of G, S slots of each.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from ..arrays import Ints
@@ -12,6 +14,7 @@ from .policy import Policy, planned
 from .rivals import eplb_table
 
 DEEP = Policy(trigger=1.0, horizon=1e12, slack=0.0, kicks=100, evaluations=3000)  # nothing that moves is paid for
+BALANCE_ALONE = replace(DEEP, evaluations=0)
 
 
 def initial(records: Ints, slots: int, costs: Costs, *, group: int, policy: Policy = DEEP) -> Ints:

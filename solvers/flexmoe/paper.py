@@ -14,7 +14,7 @@ from ..arrays import Floats, Ints
 from ..compiled import compiled
 from ..quota import Holders
 from .costs import EXCHANGES, Costs
-from .state import holders_in, holds
+from .state import holds
 
 MOST = 64  # pairs of expand and shrink, a trigger
 
@@ -53,9 +53,7 @@ def capacity_deal(pairs: Ints, holders: Holders) -> Ints:
 
 
 @compiled
-def scheduled(
-    table: Ints, pairs: Ints, group: int, costs: Costs, threshold: float, all_shrink: bool
-) -> Ints:
+def scheduled(table: Ints, pairs: Ints, group: int, costs: Costs, threshold: float, all_shrink: bool) -> Ints:
     """The table after Algorithm 1, for the pairs of a step `[E, D]`.
 
     Parameters
@@ -135,9 +133,7 @@ def _slowest(seconds: Floats) -> float:
 
 
 @compiled
-def _expand(
-    table: Ints, parts: Floats, total: Ints, pairs: Ints, group: int, costs: Costs, all_shrink: bool
-) -> bool:
+def _expand(table: Ints, parts: Floats, total: Ints, pairs: Ints, group: int, costs: Costs, all_shrink: bool) -> bool:
     """Algorithm 2: expand the expert of most load a replica in a slot of one that shrinks; whether it helps."""
     num_experts, num_devices = len(total), len(table)
     held = holds(table, num_experts)

@@ -20,12 +20,12 @@ class Policy:
     """
 
     trigger: float = 1.02  #: Max/mean of the last record under the exact split, above which it plans
-    every: int = 0  #: Records after which it plans even so, the layers in turn; 0: never
+    every: int = 2  #: Records after which it plans even so, the layers in turn; 0: never
     horizon: float = 100.0  #: Steps over which a move must pay
     window: int = 4  #: Records
     slack: float = 0.002  #: How much more than the mean a device may have before operations are looked for
     kicks: int = 30  #: Of the operations, where the ones that pay do not bring the balance below the trigger
-    evaluations: int = 150  #: Of the search by seconds; 0: balance alone
+    evaluations: int = 400  #: Of the search by seconds; 0: balance alone
     heat_s: float = 2e-6  #: Of the search: what a move may cost more at its start
 
     def __call__(self, seen: Seen) -> Ints | None:

@@ -1,6 +1,7 @@
 """Rules beside the policy: placements that stay, EPLB every so many records, and the paper's scheduler."""
 
 from dataclasses import dataclass
+
 import numpy as np
 
 from ...profilers.cluster import Cluster
@@ -65,10 +66,10 @@ def eplb_table(window: Ints, slots: int, method: Method, matched: Ints | None = 
     num_devices = window.shape[3]
     loads = window.sum(axis=(0, 1, 3)).astype(np.float64)
     placed = eplb.solve(loads[None], Cluster(1, num_devices), slots=slots, method=method).placement
-    table = placed.physical_to_logical[0].astype(np.int64).reshape(num_devices, slots)
+    table: Ints = placed.physical_to_logical[0].astype(np.int64).reshape(num_devices, slots)
     if matched is None:
         return table
     kept_DD = (table[:, None, :, None] == matched[None, :, None, :]).sum(axis=(2, 3)).astype(np.float64)
-    renamed = np.empty_like(table)
+    renamed: Ints = np.empty_like(table)
     renamed[best_labels(kept_DD, np.full(num_devices, slots), 1)] = table
     return renamed

@@ -20,7 +20,7 @@ from .state import holders_in, holds, sum_ports
 
 EMPTY = -1
 DRAWN = 2  # of what could be put somewhere, the one that spares most traffic is
-FAR = np.int64(2**62)
+FAR = 2**62
 HOPED, MORE = 0.9, 2.0  # of exchanges, what a move may leave; of the latest vector's gain, the others'
 AIMS = 3  # devices that moves aim at: the one of most load, of the busiest port, of most gradient rows
 
@@ -41,9 +41,7 @@ class Search(NamedTuple):
     near: Ints
 
     @classmethod
-    def of(
-        cls, pairs: Ints, batches: int, origin: Bools, home: Ints, group: int, costs: Costs, horizon: float
-    ) -> Self:
+    def of(cls, pairs: Ints, batches: int, origin: Bools, home: Ints, group: int, costs: Costs, horizon: float) -> Self:
         """The task of finding a placement for these vectors; parameters as the fields."""
         own = pairs.sum(axis=0).T.copy()
         near = own.reshape(-1, group, own.shape[1]).sum(axis=1) * (link_ratio(costs) - 1)
@@ -141,7 +139,7 @@ def seconds_of(table: Ints, held: Bools, task: Search, limit: float, aims: Ints,
             slowest = known[b]
             aims[1] = _busiest_port(ports[0] * costs.intra_s_per_byte, ports[1] * costs.inter_s_per_byte)
     aims[2] = (rows[0] * costs.intra_sum_s_per_byte + rows[1] * costs.inter_sum_s_per_byte).argmax()
-    return value
+    return float(value)
 
 
 @compiled
@@ -185,9 +183,7 @@ def _put(table: Ints, held: Bools, count: Ints, d: int, s: int, e: int) -> None:
 
 
 @compiled
-def _changed(
-    table: Ints, held: Bools, count: Ints, d: int, s: int, e: int, change: Ints, n: int
-) -> int:
+def _changed(table: Ints, held: Bools, count: Ints, d: int, s: int, e: int, change: Ints, n: int) -> int:
     """Put an expert into a slot and note it as change n; the changes noted."""
     change[n, 0], change[n, 1], change[n, 2], change[n, 3] = d, s, table[d, s], e
     _put(table, held, count, d, s, e)
@@ -202,7 +198,7 @@ def _spare(table: Ints, count: Ints, d: int, seed: NDArray[np.uint64]) -> int:
     for i in range(width):
         s = (start + i) % width
         if table[d, s] < 0:
-            return s
+            return int(s)
         if count[table[d, s]] > 1 and found < 0:
             found = s
     return found

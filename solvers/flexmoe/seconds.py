@@ -38,7 +38,7 @@ def pair_ports(dealt: Ints, holders: Holders) -> Ints:
 @compiled
 def served_ports(pairs: Ints, served: Ints, holders: Holders) -> Ints:
     """The ports of `quota.deal` for what every slot serves `[P]`, without dealing it: `[2, 2, D]` as `pair_ports`."""
-    first, device, group = holders.first, holders.device, holders.devices_per_node
+    device, group = holders.device, holders.devices_per_node
     num_devices = pairs.shape[1]
     ports, left = np.zeros((2, 2, num_devices), np.int64), np.empty(num_devices, np.int64)
     for e in range(len(pairs)):

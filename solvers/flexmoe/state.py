@@ -46,7 +46,22 @@ def slots_in(table: Ints, num_experts: int) -> Holders:
         place[device[p]] += 1
     none = np.empty(0, np.int64)
     return Holders(
-        first, device, expert, none, none, none, held, held_first, none, num_devices, column, none, none, none, none, none
+        first,
+        device,
+        expert,
+        none,
+        none,
+        none,
+        held,
+        held_first,
+        none,
+        num_devices,
+        column,
+        none,
+        none,
+        none,
+        none,
+        none,
     )
 
 
@@ -204,4 +219,4 @@ def moves_seconds(sent: Ints, num_devices: int, costs: Costs, group: int) -> flo
     if len(sent) == 0:
         return 0.0
     near, far_s = ports[0].max() * costs.intra_sum_s_per_byte, ports[1].max() * costs.inter_sum_s_per_byte
-    return costs.moves_s + costs.moved_bytes * max(near, far_s)
+    return float(costs.moves_s + costs.moved_bytes * max(near, far_s))

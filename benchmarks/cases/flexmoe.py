@@ -1,0 +1,221 @@
+"""FlexMoE beside today's placement, static replicas, EPLB every 100 steps and the paper: a whole run, replayed.
+
+Records are 10 iterations apart; decisions see the past only, and what moves is charged in full. Rates: an H100's
+matrix products at 650 TFLOP/s, measured exchanges of one node; 45 GB/s between nodes, which is assumed.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from moeplan.profilers.cluster import Cluster, Link
+from moeplan.solvers import contiguous, eplb
+from moeplan.solvers.flexmoe import Costs, Decide, EveryEplb, Paper, Policy, Run, Stay, follow, initial
+from moeplan.solvers.flexmoe.follow import Split
+from moeplan.solvers.flexmoe.initial import BALANCE_ALONE
+
+from ..routing import SMARTMOE
+from ..study import Row, Settings, Study
+
+Array = np.ndarray
+STEPS = 10  # that a record stands for
+EARLY = 10  # records that `later` leaves out: 100 iterations
+QUICK_LAYERS, QUICK_RECORDS = 1, 60
+COSTS = Costs.of(
+    parameters=2 * 1024 * 4096,
+    hidden=1024,
+    pair_s=3 * 4 * 1024 * 4096 / 650e12,
+    intra=Link(10e-6, 1 / 300e9),
+    inter=Link(20e-6, 1 / 45e9),
+    intra_sum=Link(0.0, 1 / 350e9),
+    inter_sum=Link(0.0, 1 / 45e9),
+    replicas_free=False,
+)
+OWNERS = COSTS._replace(replicas_free=True)
+DRIFTING = ((64, 3), (128, 4), (256, 5), (256, 6))  # experts, slots of each of 64 devices
+EVEN = (("even", 1, True), ("even, 8 records", 8, True))  # records planned for, and whether replicas share evenly
+PAIRS, RECORDS = 8192, 60
+DRIFT, KEPT = 0.078, 0.87  # shares change by 3 % in 10 iterations, by 7 % in 100 (total variation)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A rule with the split that it is run with."""
+
+    name: str
+    decide: Decide
+    split: Split = "exact"
+    costs: Costs = COSTS
+
+
+BALANCE = Contender("flexmoe, balance alone", Policy(every=0, evaluations=0))
+EPLB = Contender("EPLB every 100, even", EveryEplb(10), "even")
+MATCHED = Contender("EPLB every 100, matched, exact", EveryEplb(10, matched=True))
+CONTENDERS = (
+    Contender("static replicas, even", Stay(), "even"),
+    EPLB,
+    Contender("paper", Paper(), "capacity"),
+    BALANCE,
+    Contender("flexmoe", Policy()),
+)
+IN_FOUR_SLOTS = (
+    MATCHED,
+    Contender("paper, all shrink", Paper(all_shrink=True), "capacity"),
+    Contender("flexmoe, owners", Policy(), costs=OWNERS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Recorded counts on a cluster, in so many slots."""
+
+    data: Path
+    cluster: Cluster
+    slots: int
+    layers: int | None = None
+    records: int | None = None
+
+    def counts(self) -> Array:
+        """Pairs by record, layer, micro-batch, expert and source, `[R, L, M, E, D]`."""
+        with np.load(self.data / SMARTMOE) as arrays:
+            counts = arrays["counts"][: self.records, :, : self.layers]
+        return np.ascontiguousarray(counts.transpose(0, 2, 3, 4, 1)).astype(np.int64)
+
+
+def _rows(case: Case) -> Iterator[Row]:
+    counts, name = case.counts(), f"{case.cluster}, {case.slots} slots"
+    if case.slots == 3:
+        run = _run(counts, Contender("", Stay(), "even"), case.cluster, counts.shape[3] // case.cluster.num_devices)
+        yield _row(f"{case.cluster}, 2 slots", "today", run)
+    for contender in (*CONTENDERS, *(IN_FOUR_SLOTS if case.slots == 4 else ())):
+        yield _row(name, contender.name, _run(counts, contender, case.cluster, case.slots))
+
+
+def _run(counts: Array, contender: Contender, cluster: Cluster, slots: int) -> Run:
+    placed = contiguous.solve(counts.shape[1], counts.shape[3], cluster, slots=slots).placement
+    start = placed.physical_to_logical.astype(np.int64).reshape(counts.shape[1], cluster.num_devices, slots)
+    group = cluster.devices_per_node
+    return follow(counts, start, contender.decide, contender.costs, group=group, steps=STEPS, split=contender.split)
+
+
+def _row(instance: str, method: str, run: Run) -> Row:
+    parts = dict(zip(("experts, s", "exchanges, s", "sums, s", "moves, s"), run.seconds.mean(axis=(0, 1)), strict=True))
+    unpaid = sum(change.saved_s * change.records * STEPS < change.price_s for change in run.changes)
+    more = {
+        "balance": float(run.balance.mean()),
+        "balance after iteration 100": float(run.balance[EARLY:].mean()),
+        **{part: float(value) for part, value in parts.items()},
+        "experts moved": float(run.moved),
+        "moved, TB": run.moved_bytes / 1e12,
+        "changes": float(len(run.changes)),
+        "violations": float(run.violations(Policy().horizon)),
+        "unpaid in hindsight": float(unpaid),
+    }
+    return Row(instance, method, quality=run.step_s, seconds=run.planning_s, more=more)
+
+
+def _lags(settings: Settings) -> Iterator[Case]:
+    return (case for case in _cases(settings) if case.cluster.num_nodes == 1 and case.slots < 8)
+
+
+def _cases(settings: Settings) -> Iterator[Case]:
+    sizes = (QUICK_LAYERS, QUICK_RECORDS) if settings.quick else (None, None)
+    for cluster in (Cluster(1, 16), Cluster(4, 4)):
+        for slots in (3, 4, 8):
+            yield Case(settings.data, cluster, slots, *sizes)
+
+
+def _lags_rows(case: Case) -> Iterator[Row]:
+    """Balance so many iterations after the records that initial placements are made for."""
+    counts = case.counts()
+    judged = range(100, 481, 20) if len(counts) > 490 else range(20, len(counts) - 10, 20)
+    for name, width, split in (("exact", 8, False), *(EVEN if case.slots == 4 else ())):
+        found = []
+        for record in judged:
+            window = counts[record - width + 1 : record + 1]
+            if split:
+                start = _even(window, case.cluster, case.slots)
+            else:
+                start = initial(window, case.slots, COSTS, group=case.cluster.devices_per_node, policy=BALANCE_ALONE)
+            later = [counts[[record + lag]].sum(axis=2, keepdims=True) for lag in (0, 1, 10)]
+            rule: Split = "even" if split else "exact"
+            runs = [follow(one, start, Stay(), COSTS, group=case.cluster.num_devices, split=rule) for one in later]
+            found.append([float(run.balance.mean()) for run in runs])
+        same, ten, hundred = np.mean(found, axis=0)
+        more = {"10 iterations later": float(ten), "100 iterations later": float(hundred)}
+        yield Row(f"{case.cluster}, {case.slots} slots", name, quality=float(same), bound=1.0, more=more)
+
+
+def _even(window: Array, cluster: Cluster, slots: int) -> Array:
+    """EPLB's placements for steps, `[L, D, S]`, whose replicas share evenly."""
+    loads = window.sum(axis=(2, 4)).astype(np.float64)
+    one = Cluster(1, cluster.num_devices)
+    placed = eplb.solve(loads, one, slots=slots).placement
+    return placed.physical_to_logical.astype(np.int64).reshape(loads.shape[1], cluster.num_devices, slots)
+
+
+def drifting(num_experts: int, seed: int) -> Array:
+    """Counts `[R, 1, 1, E, 64]` of Zipf's shares, whose logarithms drift: a first-order autoregression."""
+    rng = np.random.default_rng(seed)
+    base = np.log(rng.permutation(1 / np.arange(1, num_experts + 1) ** 1.26))
+    drift = np.zeros(num_experts)
+    counts = np.empty((RECORDS, 1, 1, num_experts, 64), np.int64)
+    for record in counts:
+        share = np.exp(base + drift)
+        record[0, 0] = rng.multinomial(PAIRS, share / share.sum(), size=64).T
+        drift = KEPT * drift + rng.normal(0, DRIFT, num_experts)
+    return counts
+
+
+def _drifting(instance: tuple[int, int, int]) -> Iterator[Row]:
+    """The mean over seeds of every contender; quality is the balance after iteration 100."""
+    num_experts, slots, seeds = instance
+    for contender in (EPLB, MATCHED, BALANCE):
+        runs = [_run(drifting(num_experts, seed), contender, Cluster(8, 8), slots) for seed in range(seeds)]
+        rows = [_row("", "", run) for run in runs]
+        more = {key: float(np.mean([row.more[key] for row in rows])) for key in rows[0].more}
+        step_s, planning_s = (float(np.mean([getattr(run, key) for run in runs])) for key in ("step_s", "planning_s"))
+        later, name = more.pop("balance after iteration 100"), f"{num_experts} experts, {slots} slots"
+        yield Row(name, contender.name, quality=later, bound=1.0, seconds=planning_s, more={"step, s": step_s} | more)
+
+
+def _sizes(settings: Settings) -> list[tuple[int, int, int]]:
+    return [(*size, 1 if settings.quick else 3) for size in DRIFTING]
+
+
+STUDIES = (
+    Study(
+        title="A training run",
+        quality="layer and iteration, s",
+        instances=_cases,
+        rows=_rows,
+        needs=SMARTMOE,
+        note="Predicted seconds per layer and iteration over 5,010 iterations of SmartMoE's training, moves charged."
+        " A record stands for 10 iterations, and what is decided after it holds from the next one on. Balance: max/mean"
+        " of every micro-batch, mean; also without the first 100 iterations. Moved: experts at 16 bytes a parameter;"
+        " of owners, homes alone. Violations: changes that cost more than they save within the horizon on the records"
+        " that they were decided on; unpaid in hindsight: on those that followed. Seconds: planning, all layers and"
+        " records; the first row of a kind compiles.",
+    ),
+    Study(
+        title="Placements for a set of records, later",
+        quality="busiest / mean",
+        instances=_lags,
+        rows=_lags_rows,
+        needs=SMARTMOE,
+        note="Max/mean of placements made for one or eight records: at the last of these, and later."
+        " Mean over layers and records 100 to 480 by 20, micro-batches summed. Exact: `flexmoe.initial` for balance"
+        " alone, under the exact split; even: EPLB refined, replicas sharing evenly.",
+    ),
+    Study(
+        title="Synthetic drift on 64 devices in nodes of 8",
+        quality="busiest / mean",
+        instances=_sizes,
+        rows=_drifting,
+        note="Max/mean after iteration 100 of 600, from the contiguous placement; mean over 3 seeds."
+        f" Shares are Zipf's with exponent 1.26, their logarithms drift so that shares change by 3 % in 10 and by 7 %"
+        f" in 100 iterations; {PAIRS:,} pairs a device.",
+    ),
+)
