@@ -1,0 +1,107 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from moeplan.solvers import quota
+from moeplan.solvers.flexmoe.cuts import busiest_ratio, caps, guided, operate, settled, unrouted
+from moeplan.solvers.flexmoe.state import slots_in
+from tests.solvers.flexmoe.layers import Array, holders, layers
+
+Layer = tuple[Array, Array, int]
+
+
+def most_routed(table: Array, total: Array, cap: int) -> float:
+    """Pairs that the holders can serve at the cap, by a linear programme."""
+    routes = [(e, d) for e in range(len(total)) for d in holders(table, e)]
+    limits = np.zeros((len(total) + len(table), len(routes)))
+    for i, (e, d) in enumerate(routes):
+        limits[e, i] = limits[len(total) + d, i] = 1
+    bounds = np.concatenate([total, np.full(len(table), cap)])
+    return -float(linprog(-np.ones(len(routes)), limits, bounds).fun)
+
+
+@settings(max_examples=50)
+@given(layers(), st.sampled_from([0.0, 0.1]))
+def test_the_potential_is_what_a_programme_cannot_route(layer: Layer, slack: float) -> None:
+    table, pairs, _ = layer
+    totals = pairs.sum(axis=2)
+    cap = caps(totals, len(table), slack)
+    over = sum(total.sum() - most_routed(table, total, int(c)) for total, c in zip(totals, cap, strict=True))
+    assert unrouted(table, totals, cap) == pytest.approx(over, abs=1e-6)
+
+
+@given(layers())
+def test_an_operation_lowers_the_potential_and_loses_no_expert(layer: Layer) -> None:
+    table, pairs, _ = layer
+    totals = pairs.sum(axis=2)
+    cap, before = caps(totals, len(table), 0.0), table.copy()
+    over = unrouted(table, totals, cap)
+    cells = operate(table, slots_in(table, totals.shape[1]), totals, cap)
+    if cells:
+        assert unrouted(table, totals, cap) < over
+        assert 1 <= np.count_nonzero(table != before) == cells
+    else:
+        assert table.tolist() == before.tolist()
+    is_legal(table, totals.shape[1])
+
+
+@given(layers(), st.floats(0, 10))
+def test_operations_are_kept_as_far_as_they_pay(layer: Layer, price: float) -> None:
+    table, pairs, _ = layer
+    totals = pairs.sum(axis=2)
+    found, cells = guided(table, totals, 0.0, 1.0, price)
+    is_legal(found, totals.shape[1])
+    worth = busiest_ratio(table, totals) - busiest_ratio(found, totals) - cells * price
+    assert worth >= 0
+    free, _ = guided(table, totals, 0.0, 1.0, 0.0)
+    assert busiest_ratio(free, totals) <= busiest_ratio(found, totals) + 1e-12
+
+
+@given(layers(), st.integers(1, 2**32))
+def test_kicks_do_no_harm_and_are_the_same_again(layer: Layer, seed: int) -> None:
+    table, pairs, _ = layer
+    totals = pairs.sum(axis=2)
+    cap = caps(totals, len(table), 0.0)
+    plain = settled(table, totals, 0.0, 0, np.array([seed], np.uint64))
+    kicked = settled(table, totals, 0.0, 5, np.array([seed], np.uint64))
+    assert unrouted(kicked, totals, cap) <= unrouted(plain, totals, cap) <= unrouted(table, totals, cap)
+    assert kicked.tolist() == settled(table, totals, 0.0, 5, np.array([seed], np.uint64)).tolist()
+    is_legal(kicked, totals.shape[1])
+
+
+def test_kicks_find_the_best_of_all_small_tables_nearly_always() -> None:
+    tables = [
+        np.array([a, b])
+        for a, b in itertools.product(itertools.combinations(range(4), 3), repeat=2)
+        if {*a, *b} == {*range(4)}
+    ]
+    optimal = 0
+    for seed in range(60):
+        total = np.random.default_rng(seed).integers(1, 100, 4)
+        best = min(quota.least(total, slots_in(one, 4))[0] for one in tables)
+        found = settled(tables[0], total[None], 0.0, 50, np.array([7], np.uint64))
+        reached = quota.least(total, slots_in(found, 4))[0]
+        assert best <= reached <= 1.1 * best
+        optimal += reached == best
+    assert optimal >= 50
+
+
+def test_where_operations_stick_kicks_balance_a_training_like_layer() -> None:
+    rng = np.random.default_rng(3)
+    share = 1 / np.arange(1, 33) ** 1.26
+    total = rng.multinomial(260_000, share / share.sum())
+    table = np.arange(16 * 3).reshape(16, 3) % 32
+    found = settled(table, total[None], 0.0, 200, np.array([7], np.uint64))
+    assert busiest_ratio(table, total[None]) > 3
+    assert busiest_ratio(found, total[None]) < 1.001
+
+
+def is_legal(table: Array, num_experts: int) -> None:
+    assert {*table[table >= 0].tolist()} == {*range(num_experts)}
+    for row in table:
+        held = row[row >= 0].tolist()
+        assert len({*held}) == len(held)
