@@ -22,7 +22,7 @@ from ..study import Row, Settings, Study
 Array = np.ndarray
 STEPS = 10  # that a record stands for
 EARLY = 10  # records that `later` leaves out: 100 iterations
-QUICK_LAYERS, QUICK_RECORDS = 1, 60
+QUICK_RECORDS = 60
 COSTS = Costs.of(
     parameters=2 * 1024 * 4096,
     hidden=1024,
@@ -74,13 +74,13 @@ class Case:
     data: Path
     cluster: Cluster
     slots: int
-    layers: int | None = None
+    every: int = 1  #: Of the recorded layers
     records: int | None = None
 
     def counts(self) -> Array:
         """Pairs by record, layer, micro-batch, expert and source, `[R, L, M, E, D]`."""
         with np.load(self.data / SMARTMOE) as arrays:
-            counts = arrays["counts"][: self.records, :, : self.layers]
+            counts = arrays["counts"][: self.records, :, :: self.every]
         return np.ascontiguousarray(counts.transpose(0, 2, 3, 4, 1)).astype(np.int64)
 
 
@@ -121,10 +121,10 @@ def _lags(settings: Settings) -> Iterator[Case]:
 
 
 def _cases(settings: Settings) -> Iterator[Case]:
-    sizes = (QUICK_LAYERS, QUICK_RECORDS) if settings.quick else (None, None)
+    every, records = (12, QUICK_RECORDS) if settings.quick else (1 if settings.full else 3, None)
     for cluster in (Cluster(1, 16), Cluster(4, 4)):
         for slots in (3, 4, 8):
-            yield Case(settings.data, cluster, slots, *sizes)
+            yield Case(settings.data, cluster, slots, every, records)
 
 
 def _lags_rows(case: Case) -> Iterator[Row]:
@@ -193,8 +193,8 @@ STUDIES = (
         rows=_rows,
         needs=SMARTMOE,
         note="Predicted seconds per layer and iteration over 5,010 iterations of SmartMoE's training, moves charged."
-        " A record stands for 10 iterations, and what is decided after it holds from the next one on. Balance: max/mean"
-        " of every micro-batch, mean; also without the first 100 iterations. Moved: experts at 16 bytes a parameter;"
+        " Every third of the recorded layers, with --full all of them. A record stands for 10 iterations, and what is decided after it holds from the next one on. Balance: max/mean"
+        " of every micro-batch, mean; also without the first 100 iterations. Moved: experts of these layers, at 16 bytes a parameter;"
         " of owners, homes alone. Violations: changes that cost more than they save within the horizon on the records"
         " that they were decided on; unpaid in hindsight: on those that followed. Seconds: planning, all layers and"
         " records; the first row of a kind compiles.",

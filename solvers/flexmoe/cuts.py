@@ -72,7 +72,7 @@ def guided(table: Ints, totals: Ints, slack: float, gain_s: float, cell_s: float
 def settled(table: Ints, totals: Ints, slack: float, kicks: int, seed: NDArray[np.uint64]) -> Ints:
     """A table `[D, S]` after all operations that lower the potential, whatever they cost, and again after kicks.
 
-    A kick trades random slots of the best table so far; what the operations make of it is kept if no more pairs are
+    A kick changes random slots of the best table so far; what the operations make of it is kept if no more pairs are
     over. It ends where none are. Parameters as of `guided`.
     """
     cap = caps(totals, len(table), slack)
@@ -115,11 +115,16 @@ def busiest_ratio(table: Ints, totals: Ints) -> float:
 
 @compiled
 def _trade(table: Ints, num_experts: int, seed: NDArray[np.uint64]) -> None:
-    """Trade two random slots of different devices, if both may hold the other's expert."""
+    """Trade two random slots of devices that may hold each other's expert; or put another expert in a replica's."""
     num_devices, width = table.shape
     held = holds(table, num_experts)
     d, s, g, t = below(seed, num_devices), below(seed, width), below(seed, num_devices), below(seed, width)
     e, y = table[d, s], table[g, t]
+    if below(seed, 4) == 0:
+        y = below(seed, num_experts)
+        if not held[d, y] and (e < 0 or held[:, e].sum() > 1):
+            table[d, s] = y
+        return
     if d != g and (e < 0 or not held[g, e]) and (y < 0 or not held[d, y]):
         table[d, s], table[g, t] = y, e
 

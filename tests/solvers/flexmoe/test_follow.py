@@ -1,0 +1,162 @@
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeplan.profilers.cluster import Cluster
+from moeplan.solvers import contiguous
+from moeplan.solvers.flexmoe import EveryEplb, Paper, Policy, Seen, Stay, follow, initial
+from moeplan.solvers.flexmoe.follow import step_seconds
+from moeplan.solvers.flexmoe.initial import BALANCE_ALONE
+from tests.solvers.flexmoe.layers import COSTS, Array, holders
+from tests.solvers.flexmoe.test_cuts import is_legal
+
+OWNERS = COSTS._replace(replicas_free=True)
+SMARTMOE = "smartmoe-gpt-moe-training/counts.npz"
+DEVICES, EXPERTS, GROUP = 4, 8, 2
+
+
+def drifting(seed: int, records: int = 12, layers: int = 2) -> Array:
+    """Pairs `[R, L, M, E, D]` whose shares drift."""
+    rng = np.random.default_rng(seed)
+    share = rng.dirichlet(np.full(EXPERTS, 0.5), layers)
+    found = np.empty((records, layers, 2, EXPERTS, DEVICES), np.int64)
+    for record in found:
+        share = share * np.exp(rng.normal(0, 0.2, share.shape))
+        share /= share.sum(axis=1, keepdims=True)
+        for layer, one in enumerate(share):
+            record[layer] = rng.multinomial(3000, one, size=(2, DEVICES)).transpose(0, 2, 1)
+    return found
+
+
+def start(slots: int = 3, layers: int = 2) -> Array:
+    placed = contiguous.solve(layers, EXPERTS, Cluster(2, 2), slots=slots).placement
+    return placed.physical_to_logical.astype(np.int64).reshape(layers, DEVICES, slots)
+
+
+@dataclass(frozen=True)
+class Anything:
+    """A rule that changes tables at random, by what it has seen."""
+
+    seed: int
+    window: int = 2
+
+    def __call__(self, seen: Seen) -> Array | None:
+        rng = np.random.default_rng([self.seed, int(seen.window.sum()), seen.record, seen.layer])
+        return None if rng.random() < 0.3 else seen.table[rng.permutation(DEVICES)]
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 1000), st.booleans())
+def test_the_log_leads_from_the_first_tables_to_the_last(seed: int, owners: bool) -> None:
+    records, costs = drifting(seed), OWNERS if owners else COSTS
+    run = follow(records, start(), Anything(seed), costs, group=GROUP, steps=10)
+    held = [{(int(e), d) for d, row in enumerate(table) for e in row} for table in run.tables[0]]
+    at, moved = 0, 0
+    for record in range(len(records)):
+        while at < len(run.operations) and run.operations[at].record == record:
+            one = run.operations[at]
+            if one.kind != "expand":
+                held[one.layer].remove((one.expert, one.source))
+            if one.kind != "shrink":
+                held[one.layer].add((one.expert, one.target))
+                moved += 1
+            at += 1
+        for layer, table in enumerate(run.tables[run.period[record]]):
+            assert {(int(e), d) for d, row in enumerate(table) for e in row} == held[layer]
+    assert at == len(run.operations)
+    assert run.moved <= moved if owners else run.moved == moved
+    assert run.moved_bytes == run.moved * costs.moved_bytes
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 1000), st.sampled_from(["exact", "even", "capacity"]))
+def test_figures_are_those_of_every_record_under_its_tables(seed: int, split: str) -> None:
+    records = drifting(seed)
+    run = follow(records, start(), Anything(seed), COSTS, group=GROUP, steps=10, split=split)  # type: ignore[arg-type]
+    rule = ["exact", "even", "capacity"].index(split)
+    for r, layer in np.ndindex(*run.balance.shape):
+        expected = step_seconds(records[r, layer], run.tables[run.period[r], layer], COSTS, GROUP, rule)
+        assert run.seconds[r, layer, :3].sum() == pytest.approx(expected)
+    assert run.seconds[..., 3].sum() * 10 == pytest.approx(sum(change.price_s for change in run.changes))
+    assert run.step_s == pytest.approx(run.seconds.sum() / run.balance.size)
+
+
+RULES = (
+    Policy(),
+    Policy(evaluations=0, every=0),
+    EveryEplb(2),
+    EveryEplb(3, matched=True),
+    Paper(1.05),
+    Paper(1.05, True),
+)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_decisions_see_the_past_only(rule: Policy) -> None:
+    records = drifting(5)
+    other = records.copy()
+    other[8:] = drifting(6)[8:]
+    runs = [follow(one, start(), rule, COSTS, group=GROUP, steps=10) for one in (records, other)]
+    for r in range(9):  # what holds at record 8 was decided after record 7
+        tables = [run.tables[run.period[r]].tolist() for run in runs]
+        assert tables[0] == tables[1]
+    for table in (table for run in runs for tables in run.tables for table in tables):
+        is_legal(table, EXPERTS)
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 1000), st.booleans())
+def test_no_accepted_change_costs_more_than_it_saves(seed: int, owners: bool) -> None:
+    policy = Policy(trigger=1.0, every=1, horizon=20, evaluations=60)
+    run = follow(drifting(seed), start(), policy, OWNERS if owners else COSTS, group=GROUP, steps=10)
+    assert run.violations(policy.horizon) == 0
+    static = follow(drifting(seed), start(), Stay(), COSTS, group=GROUP, steps=10)
+    assert static.changes == []
+    assert static.moved_bytes == 0
+
+
+def test_a_change_that_costs_too_much_is_counted() -> None:
+    run = follow(drifting(1), start(), Anything(1), COSTS, group=GROUP, steps=10)
+    expected = 0
+    for change in run.changes:
+        old, new = (run.tables[run.period[r], change.layer] for r in (change.record - 1, change.record))
+        window = drifting(1)[max(0, change.record - 2) : change.record, change.layer]
+        saved = [step_seconds(x, old, COSTS, GROUP) - step_seconds(x, new, COSTS, GROUP) for x in window]
+        assert change.expected_s == pytest.approx(np.mean(saved), abs=1e-15)
+        expected += np.mean(saved) * 50 < change.price_s
+    assert run.violations(50) == expected > 0
+
+
+def test_replicas_that_are_free_move_homes_alone() -> None:
+    run = follow(drifting(2), start(4), Policy(trigger=1.0, every=1), OWNERS, group=GROUP, steps=10)
+    kept = [change for change in run.changes if change.price_s == 0]
+    assert len(kept) > 0
+    for layer in range(2):
+        for e in range(EXPERTS):
+            assert all(holders(table[layer], e) for table in run.tables)
+
+
+def test_initial_placements_stay_balanced_in_a_training_run(real_data: Path) -> None:
+    with np.load(real_data / SMARTMOE) as arrays:
+        counts = arrays["counts"][190:212, :, ::6].transpose(0, 2, 3, 4, 1).astype(np.int64)
+    tables = initial(counts[3:11], 3, COSTS, group=16, policy=BALANCE_ALONE)
+    later = [follow(counts[[10 + lag]], tables, Stay(), COSTS, group=16).balance.mean() for lag in (0, 1, 10)]
+    assert later[0] <= 1.002  # micro-batches one by one
+    assert later[1] <= 1.01
+    assert later[2] <= 1.02
+
+
+def test_the_policy_beats_eplb_in_a_training_run(real_data: Path) -> None:
+    with np.load(real_data / SMARTMOE) as arrays:
+        counts = np.ascontiguousarray(arrays["counts"][:60, :, [0]].transpose(0, 2, 3, 4, 1)).astype(np.int64)
+    placed = contiguous.solve(1, 32, Cluster(1, 16), slots=4).placement.physical_to_logical
+    first = placed.astype(np.int64).reshape(1, 16, 4)
+    ours = follow(counts, first, Policy(evaluations=100), COSTS, group=16, steps=10)
+    eplb = follow(counts, first, EveryEplb(10), COSTS, group=16, steps=10, split="even")
+    assert ours.balance[10:].mean() < 1.02 < 1.1 < eplb.balance[10:].mean()
+    assert ours.step_s < 0.9 * eplb.step_s
+    assert ours.violations(100) == 0
