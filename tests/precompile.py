@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 import moeplan
-from moeplan.solvers import precompile
+from moeplan.profilers.cluster import Link
+from moeplan.solvers import flexmoe, precompile
 from moeplan.solvers.bounds import thorough_bound
 
 __all__ = ["compiled_code"]
@@ -31,7 +32,17 @@ def bounds() -> None:
     thorough_bound(weights, np.full(2, 4), kept=0.9 * weights.sum(), time_limit_s=0.1)
 
 
-GROUPS = {**precompile.GROUPS, "bounds": bounds}
+def followed() -> None:
+    costs = flexmoe.Costs.of(parameters=10**6, hidden=64, pair_s=1e-7, intra=Link(1e-6, 1e-11), inter=Link(1e-5, 1e-10))
+    records = np.random.default_rng(0).integers(0, 99, (6, 1, 2, 6, 4))
+    start = flexmoe.initial(records[:4], 2, costs, group=2)
+    for rule in (flexmoe.Policy(trigger=1.0, evaluations=9), flexmoe.Paper(threshold=1.0)):
+        flexmoe.follow(records, start, rule, costs, group=2)
+    for split in flexmoe.SPLITS:
+        flexmoe.follow(records, start, flexmoe.Stay(), costs, group=2, split=split)
+
+
+GROUPS = {**precompile.GROUPS, "bounds": bounds, "flexmoe": followed}
 
 
 def main(group: str | None = None) -> None:

@@ -12,8 +12,7 @@ import numpy as np
 
 from moeplan.profilers.cluster import Cluster, Link
 from moeplan.solvers import contiguous, eplb
-from moeplan.solvers.flexmoe import Costs, Decide, EveryEplb, Paper, Policy, Run, Stay, follow, initial
-from moeplan.solvers.flexmoe.follow import Split
+from moeplan.solvers.flexmoe import Costs, Decide, EveryEplb, Paper, Policy, Run, Split, Stay, follow, initial
 from moeplan.solvers.flexmoe.initial import BALANCE_ALONE
 
 from ..routing import SMARTMOE
@@ -193,11 +192,12 @@ STUDIES = (
         rows=_rows,
         needs=SMARTMOE,
         note="Predicted seconds per layer and iteration over 5,010 iterations of SmartMoE's training, moves charged."
-        " Every third of the recorded layers, with --full all of them. A record stands for 10 iterations, and what is decided after it holds from the next one on. Balance: max/mean"
-        " of every micro-batch, mean; also without the first 100 iterations. Moved: experts of these layers, at 16 bytes a parameter;"
-        " of owners, homes alone. Violations: changes that cost more than they save within the horizon on the records"
-        " that they were decided on; unpaid in hindsight: on those that followed. Seconds: planning, all layers and"
-        " records; the first row of a kind compiles.",
+        " Every third of the recorded layers, with --full all of them. A record stands for 10 iterations, and what is"
+        " decided after it holds from the next one on. Balance: max/mean of every micro-batch, mean; also without the"
+        " first 100 iterations. Moved: experts of these layers, at 16 bytes a parameter; of owners, homes alone."
+        " Violations: changes that cost more than they save within the horizon on the records that they were decided"
+        " on; unpaid in hindsight: on those that followed. Seconds: planning, all layers and records; the first row of"
+        " a kind compiles.",
     ),
     Study(
         title="Placements for a set of records, later",

@@ -6,12 +6,13 @@ under it or one of the rivals, `exact` is the placement that proves how few slot
 
 from .costs import Costs
 from .exact import exact
-from .follow import Change, Decide, Operation, Run, Seen, follow
+from .follow import SPLITS, Change, Decide, Operation, Run, Seen, Split, follow
 from .initial import initial
 from .policy import Policy
 from .rivals import EveryEplb, Paper, Stay
 
 __all__ = [
+    "SPLITS",
     "Change",
     "Costs",
     "Decide",
@@ -21,6 +22,7 @@ __all__ = [
     "Policy",
     "Run",
     "Seen",
+    "Split",
     "Stay",
     "exact",
     "follow",

@@ -16,7 +16,7 @@ from ..arrays import Bools, Floats, Ints
 from .costs import Costs
 
 Split = Literal["exact", "even", "capacity"]
-RULES: tuple[Split, ...] = ("exact", "even", "capacity")  # in the order of their numbers in `seconds`
+SPLITS: tuple[Split, ...] = ("exact", "even", "capacity")  # in the order of their numbers in `seconds`
 PARTS = ("experts", "exchanges", "sums", "moves")
 
 
@@ -127,7 +127,7 @@ def follow(
         Steps over which `Change.saved_s` is told.
     """
     runs = [
-        _Layer(layer, np.ascontiguousarray(records[:, layer]), costs, group, steps, RULES.index(split), horizon)
+        _Layer(layer, np.ascontiguousarray(records[:, layer]), costs, group, steps, SPLITS.index(split), horizon)
         for layer in range(records.shape[1])
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # compiled code lets others run

@@ -131,13 +131,15 @@ def test_a_change_that_costs_too_much_is_counted() -> None:
     assert run.violations(50) == expected > 0
 
 
-def test_replicas_that_are_free_move_homes_alone() -> None:
-    run = follow(drifting(2), start(4), Policy(trigger=1.0, every=1), OWNERS, group=GROUP, steps=10)
-    kept = [change for change in run.changes if change.price_s == 0]
-    assert len(kept) > 0
-    for layer in range(2):
-        for e in range(EXPERTS):
-            assert all(holders(table[layer], e) for table in run.tables)
+def test_replicas_that_are_free_change_at_no_price_where_homes_stay() -> None:
+    runs = [follow(drifting(seed), start(), Policy(trigger=1.0, every=1), OWNERS, group=GROUP) for seed in (0, 1)]
+    free = [(run, change) for run in runs for change in run.changes if change.price_s == 0]
+    assert free
+    for run, change in free:
+        before, after = (run.tables[run.period[r], change.layer] for r in (change.record - 1, change.record))
+        assert before.tolist() != after.tolist()
+        logged = [one for one in run.operations if (one.record, one.layer) == (change.record, change.layer)]
+        assert logged
 
 
 def test_initial_placements_stay_balanced_in_a_training_run(real_data: Path) -> None:
