@@ -51,11 +51,12 @@ def planned(seen: Seen, policy: Policy) -> Ints:
     gain_s = seen.costs.pair_s * totals.sum(axis=1).mean() / len(seen.table) * policy.horizon
     cell_s = 0.0 if seen.costs.replicas_free else seen.costs.moved_bytes * seen.costs.intra_sum_s_per_byte
     seed = np.array([seen.record + 1], np.uint64)
-    table, _ = guided(seen.table, totals, policy.slack, gain_s, cell_s)
-    if policy.kicks and busiest_ratio(table, totals) > policy.trigger:
-        starts = (table, eplb_table(seen.window, seen.table.shape[1], "refined", seen.table))
-        tables = [table, *(settled(start, totals, policy.slack, policy.kicks, seed) for start in starts)]
-        table = min(tables, key=lambda one: busiest_ratio(one, totals) * gain_s + price_of(one, seen))
+    few, _ = guided(seen.table, totals, policy.slack, gain_s, cell_s)
+    tables = [seen.table, few]
+    if policy.kicks and busiest_ratio(few, totals) > policy.trigger:
+        starts = (few, eplb_table(seen.window, seen.table.shape[1], "refined", seen.table))
+        tables += [settled(start, totals, policy.slack, policy.kicks, seed) for start in starts]
+    table = min(tables, key=lambda one: busiest_ratio(one, totals) * gain_s + price_of(one, seen))
     if policy.evaluations:
         origin, batches = held_by(seen.table, seen), seen.window.shape[1]
         task = Search.of(pairs, batches, origin, seen.home, seen.group, seen.costs, policy.horizon)

@@ -31,9 +31,8 @@ def layers(draw: st.DrawFn, vectors: int = 2) -> tuple[Array, Array, int]:
     num_devices, width = group * num_nodes, draw(st.integers(1, 3))
     num_experts = draw(st.integers(1, num_devices * width))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    table = np.full(num_devices * width, -1)
-    table[rng.permutation(len(table))[:num_experts]] = np.arange(num_experts)
-    table = table.reshape(num_devices, width)
+    table = np.full((num_devices, width), -1)
+    table.flat[rng.permutation(table.size)[:num_experts]] = np.arange(num_experts)
     for d, s in np.argwhere(table < 0):
         e = rng.integers(num_experts)
         if rng.random() < 0.8 and e not in table[d]:
