@@ -24,7 +24,7 @@ PARTS = 1 << 20  # in which slack is counted
 
 
 @compiled
-def guided(table: Ints, totals: Ints, slack: float, gain_s: float, cell_s: float) -> tuple[Ints, int]:
+def guided(table: Ints, totals: Ints, kept: Bools, slack: float, gain_s: float, cell_s: float) -> tuple[Ints, int]:
     """A table `[D, S]` after the operations that pay, and the number of cells that it was sent.
 
     Parameters
@@ -33,6 +33,8 @@ def guided(table: Ints, totals: Ints, slack: float, gain_s: float, cell_s: float
         The expert in every slot, -1 in an empty one.
     totals
         Pairs by vector and expert, `[B, E]`.
+    kept
+        Whether an expert must stay on a device, `[D, E]`.
     slack
         Of the devices' mean load, how much more a device may serve.
     gain_s, cell_s
@@ -61,7 +63,7 @@ def guided(table: Ints, totals: Ints, slack: float, gain_s: float, cell_s: float
         if (start - ratio) * gain_s - cells * cell_s > worth:
             worth, best_cells = (start - ratio) * gain_s - cells * cell_s, cells
             best[:] = now
-        taken = operate(now, slots_in(now, num_experts), totals, cap)
+        taken = operate(now, slots_in(now, num_experts), totals, kept, cap)
         if taken == 0:
             break
         cells += taken
@@ -69,7 +71,7 @@ def guided(table: Ints, totals: Ints, slack: float, gain_s: float, cell_s: float
 
 
 @compiled
-def settled(table: Ints, totals: Ints, slack: float, kicks: int, seed: NDArray[np.uint64]) -> Ints:
+def settled(table: Ints, totals: Ints, kept: Bools, slack: float, kicks: int, seed: NDArray[np.uint64]) -> Ints:
     """A table `[D, S]` after all operations that lower the potential, whatever they cost, and again after kicks.
 
     A kick changes random slots of the best table so far; what the operations make of it is kept if no more pairs are
@@ -80,9 +82,9 @@ def settled(table: Ints, totals: Ints, slack: float, kicks: int, seed: NDArray[n
     for k in range(kicks + 1):
         now = best.copy()
         for _ in range(KICK if k > 0 else 0):
-            _trade(now, totals.shape[1], seed)
+            _trade(now, kept, seed)
         for _ in range(now.size):
-            if operate(now, slots_in(now, totals.shape[1]), totals, cap) == 0:
+            if operate(now, slots_in(now, totals.shape[1]), totals, kept, cap) == 0:
                 break
         new = unrouted(now, totals, cap)
         if new <= over:
@@ -114,12 +116,14 @@ def busiest_ratio(table: Ints, totals: Ints) -> float:
 
 
 @compiled
-def _trade(table: Ints, num_experts: int, seed: NDArray[np.uint64]) -> None:
+def _trade(table: Ints, kept: Bools, seed: NDArray[np.uint64]) -> None:
     """Trade two random slots of devices that may hold each other's expert; or put another expert in a replica's."""
-    num_devices, width = table.shape
+    (num_devices, width), num_experts = table.shape, kept.shape[1]
     held = holds(table, num_experts)
     d, s, g, t = below(seed, num_devices), below(seed, width), below(seed, num_devices), below(seed, width)
     e, y = table[d, s], table[g, t]
+    if (e >= 0 and kept[d, e]) or (y >= 0 and kept[g, y]):
+        return
     if below(seed, 4) == 0:
         y = below(seed, num_experts)
         if not held[d, y] and (e < 0 or held[:, e].sum() > 1):
@@ -140,7 +144,7 @@ def caps(totals: Ints, num_devices: int, slack: float) -> Ints:
 
 
 @compiled
-def operate(table: Ints, slots: Holders, totals: Ints, cap: Ints) -> int:
+def operate(table: Ints, slots: Holders, totals: Ints, kept: Bools, cap: Ints) -> int:
     """Make the operation with the largest fall of the potential per cell; the cells it takes: 0 where none helps."""
     num_vectors, (num_devices, num_slots) = len(totals), table.shape
     served, load = (
@@ -159,7 +163,7 @@ def operate(table: Ints, slots: Holders, totals: Ints, cap: Ints) -> int:
             worst, excess, reached = b, over, way
     if worst < 0:
         return 0
-    change, worth = _candidates(table, slots, served[worst], load[worst], reached, cap[worst])
+    change, worth = _candidates(table, slots, served[worst], load[worst], reached, kept, cap[worst])
     best, fall, cells = -1, 0, 1
     for i in range(len(change)):
         size = 1 if change[i, 3] < 0 else 2
@@ -224,7 +228,9 @@ def _over(slots: Holders, served: Ints, load: Ints, total: Ints, change: Ints, n
 
 
 @compiled
-def _candidates(table: Ints, slots: Holders, served: Ints, load: Ints, reached: Bools, cap: int) -> tuple[Ints, Ints]:
+def _candidates(
+    table: Ints, slots: Holders, served: Ints, load: Ints, reached: Bools, kept: Bools, cap: int
+) -> tuple[Ints, Ints]:
     """The most promising changes `[K, 5]`, and twice what each may gain per cell.
 
     A change: device, slot, expert for it; and device and slot traded for it, or -1.
@@ -238,12 +244,12 @@ def _candidates(table: Ints, slots: Holders, served: Ints, load: Ints, reached: 
             for s in range(num_slots):
                 if table[d, s] >= 0:
                     flow[table[d, s]] += served[d, s]
-    within, outs = np.flatnonzero(flow), _least_laden(table, count, load, reached)
+    within, outs = np.flatnonzero(flow), _least_laden(table, count, load, reached, kept)
     worth, change = np.zeros(TRIED, np.int64), np.zeros((TRIED, 5), np.int64)
     for d in outs:
         for s in range(num_slots):
             y = table[d, s]
-            if y < 0 or count[y] > 1:
+            if y < 0 or (count[y] > 1 and not kept[d, y]):
                 there = served[d, s]
                 for e in within:
                     if not held[d, e]:
@@ -253,9 +259,9 @@ def _candidates(table: Ints, slots: Holders, served: Ints, load: Ints, reached: 
         for d in outs if load[g] > cap else outs[:0]:
             for s in range(num_slots):
                 y = table[d, s]
-                for t in range(num_slots if y >= 0 and not held[g, y] else 0):
+                for t in range(num_slots if y >= 0 and not held[g, y] and not kept[d, y] else 0):
                     e = table[g, t]
-                    if e >= 0 and not held[d, e]:
+                    if e >= 0 and not held[d, e] and not kept[g, e]:
                         gain = min(served[g, t] - served[d, s], cap - load[d], load[g] - cap)
                         _keep(gain, worth, change, d, s, e, g, t)
     return change[: np.count_nonzero(worth)], worth
@@ -276,7 +282,7 @@ def _keep(value: int, worth: Ints, change: Ints, d: int, s: int, e: int, g: int,
 
 
 @compiled
-def _least_laden(table: Ints, count: Ints, load: Ints, reached: Bools) -> Ints:
+def _least_laden(table: Ints, count: Ints, load: Ints, reached: Bools, kept: Bools) -> Ints:
     """Devices outside the cut, least laden first; then as many that have a slot to give: empty, or a replica's."""
     chosen, n = np.full(WIDTH, -1), 0
     order = np.argsort(load, kind="mergesort")
@@ -287,7 +293,7 @@ def _least_laden(table: Ints, count: Ints, load: Ints, reached: Bools) -> Ints:
     for d in order:
         if not reached[d] and n < WIDTH and not (chosen[:n] == d).any():
             for y in table[d]:
-                if y < 0 or count[y] > 1:
+                if y < 0 or (count[y] > 1 and not kept[d, y]):
                     chosen[n] = d
                     n += 1
                     break

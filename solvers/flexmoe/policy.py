@@ -41,7 +41,8 @@ def planned(seen: Seen, policy: Policy) -> Ints:
     """A table for the records of a window: operations for balance, then the search by seconds.
 
     Operations are the few that pay, or where these leave the load out of balance, as many as settle it, from where they
-    end or from EPLB's placement, whichever is worth most with the price of its moves.
+    end or from EPLB's placement, whichever is worth most with the price of its moves. Where replicas are free, homes
+    stay if that is enough.
     """
     from .cuts import busiest_ratio, guided, settled
     from .search import Search, searched
@@ -51,11 +52,15 @@ def planned(seen: Seen, policy: Policy) -> Ints:
     gain_s = seen.costs.pair_s * totals.sum(axis=1).mean() / len(seen.table) * policy.horizon
     cell_s = 0.0 if seen.costs.replicas_free else seen.costs.moved_bytes * seen.costs.intra_sum_s_per_byte
     seed = np.array([seen.record + 1], np.uint64)
-    few, _ = guided(seen.table, totals, policy.slack, gain_s, cell_s)
+    free, homes = np.zeros((len(seen.table), pairs.shape[1]), np.bool_), seen.costs.replicas_free
+    owned = free.copy()
+    owned[seen.home, np.arange(pairs.shape[1])] = homes
+    few, _ = guided(seen.table, totals, owned, policy.slack, gain_s, cell_s)
     tables = [seen.table, few]
     if policy.kicks and busiest_ratio(few, totals) > policy.trigger:
-        starts = (few, eplb_table(seen.window, seen.table.shape[1], "refined", seen.table))
-        tables += [settled(start, totals, policy.slack, policy.kicks, seed) for start in starts]
+        published = eplb_table(seen.window, seen.table.shape[1], "refined", seen.table)
+        starts = [(few, free), (published, free), *([(few, owned)] if homes else [])]
+        tables += [settled(start, totals, kept, policy.slack, policy.kicks, seed) for start, kept in starts]
     table = min(tables, key=lambda one: busiest_ratio(one, totals) * gain_s + price_of(one, seen))
     if policy.evaluations:
         origin, batches = held_by(seen.table, seen), seen.window.shape[1]
