@@ -24,7 +24,7 @@ CHANGED, FOLLOWING_CHANGED, DROPPED = 1, 2, 4  # bits of a note
 
 
 class Weights:
-    """The weights of a layer's experts, or of several that share nothing.
+    """The weights of a layer's experts on this rank.
 
     Parameters
     ----------
@@ -120,7 +120,8 @@ class Weights:
         self.arrive()
         self._lay_out()
         if self._seen and self._versions != self._seen:  # so that graphs of before refuse to be run backward
-            torch.autograd.graph.increment_version(self._stacks)
+            for stack in self._stacks:
+                torch.autograd.graph.increment_version(stack)
         self._stale, self._seen = False, self._versions
         for kind in self._kinds(self._stacks):
             rows = [self._stacks[number][self.rows.slots].flatten(1) for number in kind]
@@ -154,12 +155,10 @@ class Weights:
             if gradient is None:
                 owned.append(None)
                 continue
-            scaled = gradient * self.gradient_share
-            owned.append(scaled[: len(own)].clone())
-            replicas = scaled[len(own) :]
+            owned.append(gradient[: len(own)] * self.gradient_share)
+            replicas = gradient[len(own) :] * self.gradient_share
             self._waiting[number] = self._waiting[number] + replicas if number in self._waiting else replicas
-        if not put_off:
-            self._stale = True  # an optimizer may follow
+        if self._waiting and not put_off:
             self._collect(owned)
         return owned
 
@@ -172,7 +171,6 @@ class Weights:
             own = self.owned[number]
             own.grad = torch.zeros_like(own) if own.grad is None else own.grad
         self._collect([own.grad for own in self.owned])
-        self._stale = True
 
     @torch.no_grad()
     def _collect(self, owned: Gradients) -> None:
@@ -184,6 +182,7 @@ class Weights:
                 assert total is not None
                 total.index_add_(0, self.rows.slots, row_O)
         self._waiting.clear()
+        self._stale = True  # an optimizer may follow
 
     # Stacks
 
@@ -214,6 +213,8 @@ class Weights:
     def _lay_out(self) -> None:
         """Let every parameter be the first rows of a stack `[S, ...]`, where it is not."""
         if self.rows is None:
+            for own in self.owned if self._stacks else ():
+                own.data = own.detach().clone()  # frees the stack
             self._stacks = []
             return
         stacks = []
