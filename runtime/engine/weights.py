@@ -154,12 +154,10 @@ class Weights:
             if gradient is None:
                 owned.append(None)
                 continue
-            scaled = gradient * self.gradient_share
-            owned.append(scaled[: len(own)].clone())
-            replicas = scaled[len(own) :]
+            owned.append(gradient[: len(own)] * self.gradient_share)
+            replicas = gradient[len(own) :] * self.gradient_share
             self._waiting[number] = self._waiting[number] + replicas if number in self._waiting else replicas
-        if not put_off:
-            self._stale = True  # an optimizer may follow
+        if self._waiting and not put_off:
             self._collect(owned)
         return owned
 
@@ -172,7 +170,6 @@ class Weights:
             own = self.owned[number]
             own.grad = torch.zeros_like(own) if own.grad is None else own.grad
         self._collect([own.grad for own in self.owned])
-        self._stale = True
 
     @torch.no_grad()
     def _collect(self, owned: Gradients) -> None:
@@ -184,6 +181,7 @@ class Weights:
                 assert total is not None
                 total.index_add_(0, self.rows.slots, row_O)
         self._waiting.clear()
+        self._stale = True  # an optimizer may follow
 
     # Stacks
 

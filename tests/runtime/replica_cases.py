@@ -311,6 +311,17 @@ def _norms(world: World) -> tuple[float, float]:
     return clip_grad_norm_(loop, 1.0).item(), nn.utils.clip_grad_norm_(whole.parameters(), 1.0).item()
 
 
+def _frozen(world: World) -> int:
+    """Times that weights were sent in three steps in which experts are frozen."""
+    model = parallelize(REPLICAS.model(), REPLICAS.plan())
+    for block in model.blocks:
+        block.requires_grad_(False)
+    with mock.patch.object(Weights, "send", autospec=True, side_effect=Weights.send) as send:
+        for part in range(3):
+            _micro(model, world, part).backward()  # type: ignore[no-untyped-call]
+    return send.call_count
+
+
 def _ahead(world: World) -> list[str]:
     """Events of a forward after a step: which layer's weights leave, and which computes."""
     model, events = parallelize(REPLICAS.model(), REPLICAS.plan()), list[str]()
@@ -382,5 +393,6 @@ FACTS: dict[str, Callable[[World], Any]] = {
     "saved": _saved_rows,
     "norms": _norms,
     "ahead": _ahead,
+    "frozen": _frozen,
     "refused": _refused,
 }

@@ -129,6 +129,10 @@ def test_weights_of_a_layer_leave_before_the_layer_before_it_computes_and_once_a
         assert rank.facts["ahead"] == [*first, "compute 0", "compute 1", "compute 2"]
 
 
+def test_weights_that_nobody_trains_are_sent_once(two: list[Ways]) -> None:
+    assert [rank.facts["frozen"] for rank in two] == [REPLICAS.num_layers] * 2
+
+
 def test_owners_do_not_change_under_an_optimizer_whose_state_is_not_by_expert(two: list[Ways]) -> None:
     for rank in two:
         said = rank.facts["refused"]
