@@ -24,7 +24,7 @@ CHANGED, FOLLOWING_CHANGED, DROPPED = 1, 2, 4  # bits of a note
 
 
 class Weights:
-    """The weights of a layer's experts, or of several that share nothing.
+    """The weights of a layer's experts on this rank.
 
     Parameters
     ----------
@@ -120,7 +120,8 @@ class Weights:
         self.arrive()
         self._lay_out()
         if self._seen and self._versions != self._seen:  # so that graphs of before refuse to be run backward
-            torch.autograd.graph.increment_version(self._stacks)
+            for stack in self._stacks:
+                torch.autograd.graph.increment_version(stack)
         self._stale, self._seen = False, self._versions
         for kind in self._kinds(self._stacks):
             rows = [self._stacks[number][self.rows.slots].flatten(1) for number in kind]
@@ -212,6 +213,8 @@ class Weights:
     def _lay_out(self) -> None:
         """Let every parameter be the first rows of a stack `[S, ...]`, where it is not."""
         if self.rows is None:
+            for own in self.owned if self._stacks else ():
+                own.data = own.detach().clone()  # frees the stack
             self._stacks = []
             return
         stacks = []
