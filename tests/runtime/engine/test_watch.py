@@ -65,6 +65,7 @@ def lines(text: str) -> list[str]:
     ("fault", "unlucky", "told"),
     [
         ("killed", 1, "rank 1 died or stopped (noticed by rank N)"),
+        ("killed in a move", 1, "rank 1 died or stopped (noticed by rank N)"),
         ("killed", 0, "rank N cannot reach rank 0, which keeps the store of this world"),
         ("stopped", 0, f"rank 0 did not answer within {TIMEOUT_S:g} s (noticed by rank N)"),
         ("ends", 1, "rank 1 ended while others need it (noticed by rank N); check that all take as many steps"),

@@ -13,14 +13,20 @@ import signal
 import sys
 import threading
 import time
+from unittest import mock
 
+import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from moeplan.errors import RankError
 from moeplan.runtime import parallelize
+from moeplan.runtime.engine.layer_placement import LayerPlacement
+from moeplan.runtime.engine.route import Route
 from moeplan.runtime.engine.watch import naming_lost_ranks, watch
+from moeplan.runtime.expert_parallel import ExpertParallelModel
+from moeplan.solvers.placement import Placement
 from tests.runtime.rank_cases import Case
 
 STEPS, FAULTY_STEP = 6, 3
@@ -44,6 +50,8 @@ def train(fault: str, unlucky: int, timeout_s: float) -> None:
     watch(timeout_s=timeout_s)
     loop, tokens = made(halves[rank // 2 % len(halves)])
     for number in range(STEPS):
+        if number == FAULTY_STEP and fault == "killed in a move":
+            move(loop.module, fault if rank == unlucky else "")
         with naming_lost_ranks() if fault == "caught" else contextlib.nullcontext():
             logits = loop(tokens)
             if (number, rank) == (FAULTY_STEP, unlucky):
@@ -65,9 +73,27 @@ def made(group: dist.ProcessGroup | None) -> tuple[DistributedDataParallel, Tens
     return DistributedDataParallel(model, process_group=group), case.tokens()[:1]
 
 
+def move(model: ExpertParallelModel, fault: str) -> None:
+    """Give every expert to the next rank; where there is a fault, it strikes when rows leave."""
+    size = dist.get_world_size(model.group)
+    for layer, block in enumerate(model.blocks):
+        owner_E = (block.placement.owner + 1) % size
+        owned = [np.flatnonzero(owner_E == rank) for rank in range(size)]
+        rows = [[*own, *np.setdiff1d(np.arange(8), own)[: 4 - len(own)]] for own in owned]
+        place = LayerPlacement.of(
+            Placement.from_sets([rows] * (layer + 1), 8), layer, devices_per_node=1, group=None, owner=owner_E
+        )
+        with (
+            mock.patch.object(Route, "move", side_effect=lambda *_: strike(fault))
+            if fault
+            else contextlib.nullcontext()
+        ):
+            block.rebind(place)
+
+
 def strike(fault: str) -> None:
     print(os.getpid(), time.time(), flush=True)
-    if fault in ("killed", "caught"):
+    if fault.startswith("killed") or fault == "caught":
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault.startswith("stopped"):
         os.kill(os.getpid(), signal.SIGSTOP)
