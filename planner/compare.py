@@ -12,7 +12,8 @@ from ..profilers.profile import load as load_profile
 from ..runtime.plan import Metric, Part, Plan, Verdict
 from ..solvers.arrays import Floats
 from ..solvers.moves import experts_moved
-from ..solvers.replicas import BY_STEP, ReplayRule
+from ..solvers.placement import BY_STEP
+from ..solvers.replicas import ReplayRule
 from ..traces.count_form import CountTrace, open_any
 from ..traces.reader import Trace
 from .evaluate.evaluate import Evaluated, evaluate, verdict

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrays import Floats
-from .placement import Placement
-from .replicas import BY_STEP
+from .placement import BY_STEP, Placement
 
 
 def balance(loads: Floats, placement: Placement) -> float:

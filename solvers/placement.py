@@ -30,6 +30,9 @@ class ReplicaRule(StrEnum):
     LP = "lp"
 
 
+BY_STEP = frozenset({"quota", "lp"})  # rules that go by all counts of a step (`step_split.py`), not by the token alone
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
     """The expert in every slot of every layer.

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from .arrays import Bools
-from .placement import Placement
+from .placement import BY_STEP, Placement
 
 ReplayRule = Literal["even", "nearest", "static", "round_robin", "quota", "lp"]
-BY_STEP = frozenset({"quota", "lp"})  # rules that go by all counts of a step (`step_split`), not by the token alone
 
 
 @dataclass(frozen=True, slots=True)

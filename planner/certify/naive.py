@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CertificationError, UsageError
-from ...solvers.placement import Placement
-from ...solvers.replicas import BY_STEP
+from ...solvers.placement import BY_STEP, Placement
 from ...traces.count_form import CountTable, CountTrace
 from ...traces.reader import Trace
 from ...traces.schema import TokenBatch

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CertificationError
-from ...solvers import quota
 from ...solvers.cost import inter_ratio
 from ...solvers.placement import Placement
+from ...solvers.quota import Holders, holders_of, least, nearest, split
 from ...traces.count_form import CountTrace
 from ..evaluate.journey import Journey
 from ..evaluate.scene import Scene
@@ -70,15 +70,15 @@ class NaiveSplit:
                     load_MD[rows, holders.device[slot]] += loads_ME[rows, expert] * (served / total_E[expert])
         return load_MD
 
-    def _claimed(self, pairs_ED: Numbers, holders: quota.Holders) -> Numbers:
+    def _claimed(self, pairs_ED: Numbers, holders: Holders) -> Numbers:
         """The split of a layer and step that is claimed, proved, `[P, Q]`: Q sources, or 1 for all of them."""
         total_E = pairs_ED.sum(axis=1)
-        most, proving_D, _ = quota.least(total_E, holders)
+        most, proving_D, _ = least(total_E, holders)
         if self.near:
-            dealt_PQ, _ = quota.split(pairs_ED, holders, self.ratio)
+            dealt_PQ, _ = split(pairs_ED, holders, self.ratio)
         else:
             nowhere = np.zeros((len(total_E), self.placement.num_devices), np.int64)
-            dealt_PQ, pairs_ED = quota.nearest(nowhere, total_E, holders, most, 1)[:, None], total_E[:, None]
+            dealt_PQ, pairs_ED = nearest(nowhere, total_E, holders, most, 1)[:, None], total_E[:, None]
         served_EQ = np.zeros_like(pairs_ED)
         np.add.at(served_EQ, holders.expert, dealt_PQ)
         alone_E = np.ones(len(total_E), np.bool_)  # experts that the proving devices alone can serve
@@ -92,16 +92,16 @@ class NaiveSplit:
             raise CertificationError("a split of a step sends more pairs than it must")
         return dealt_PQ
 
-    def _prices(self, holders: quota.Holders) -> Numbers:
+    def _prices(self, holders: Holders) -> Numbers:
         """What a pair from every source costs at every slot, `[P, D]`."""
         source_D = np.arange(self.placement.num_devices)
         crosses_PD = holders.device[:, None] // self.group != source_D // self.group
         return np.where(holders.device[:, None] == source_D, 0, np.where(crosses_PD, self.ratio, 1))
 
-    def _traffic(self, dealt_PD: Numbers, holders: quota.Holders) -> int:
+    def _traffic(self, dealt_PD: Numbers, holders: Holders) -> int:
         return int((dealt_PD * self._prices(holders)).sum())
 
-    def _least_traffic(self, pairs_ED: Numbers, holders: quota.Holders, most: int) -> float:
+    def _least_traffic(self, pairs_ED: Numbers, holders: Holders, most: int) -> float:
         """The traffic of the cheapest split with no device above `most`, fractions allowed."""
         from scipy.optimize import linprog
         from scipy.sparse import coo_array
@@ -133,8 +133,8 @@ def _count(scene: Scene, cohort: Cohort) -> Numbers:
     return pairs
 
 
-def _holders(placement: Placement, layer: int, group: int) -> quota.Holders:
-    return quota.holders_of(placement.physical_to_logical[layer], placement.slots, placement.num_experts, group)
+def _holders(placement: Placement, layer: int, group: int) -> Holders:
+    return holders_of(placement.physical_to_logical[layer], placement.slots, placement.num_experts, group)
 
 
 def _in_turn(devices: list[int], shares: list[int]) -> list[int]:

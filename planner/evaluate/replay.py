@@ -19,8 +19,9 @@ from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ...solvers.arrays import Bools, Ints
 from ...solvers.cost import inter_ratio, remote_copies
+from ...solvers.placement import BY_STEP
 from ...solvers.ports import combined_at, port_copies, remote_visits
-from ...solvers.replicas import BY_STEP, ReplicaTable
+from ...solvers.replicas import ReplicaTable
 from ...traces.count_form import CountTrace
 from ...traces.reader import Trace
 from .journey import Journey

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ...solvers.arrays import Floats, Ints
-from ...solvers.placement import ReplicaRule
+from ...solvers.placement import BY_STEP, ReplicaRule
 from ...solvers.ports import link_classes
-from ...solvers.replicas import BY_STEP
 from .splits import Cohort
 from .steps import mixed_rows
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...errors import UsageError
 from ...files import atomic_directory, check_target
-from ...solvers.replicas import BY_STEP
+from ...solvers.placement import BY_STEP
 from ...traces.model import ModelSpec
 from ..plan import Plan
 from .carried import described

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...solvers.replicas import BY_STEP
+from ...solvers.placement import BY_STEP
 from ...traces.model import ModelSpec
 from ..plan import Plan
 

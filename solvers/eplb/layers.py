@@ -11,8 +11,7 @@ from ...errors import UsageError
 from ..arrays import Bools, Floats, Ints
 from ..balance import balance, device_loads, splits_steps, step_balance
 from ..compiled import seconds_to_compile
-from ..placement import Placement, ReplicaRule, block_devices
-from ..replicas import BY_STEP
+from ..placement import BY_STEP, Placement, ReplicaRule, block_devices
 from .published import Deal, dealt_best, published, published_groups, refined_groups
 from .rows import Rows, lowest_max, pinned_groups, refined, with_pins
 from .splits import split_refined

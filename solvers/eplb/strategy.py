@@ -15,8 +15,7 @@ from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ..arrays import Floats, Ints, checked_counts
 from ..outcome import ROUNDING, Objective, Outcome, PlacementResult
-from ..placement import Groups, Placement, ReplicaRule, spread
-from ..replicas import BY_STEP
+from ..placement import BY_STEP, Groups, Placement, ReplicaRule, spread
 from .layers import Layers, compile_refinement, whole_layers
 from .rows import live_slots, pinned
 
