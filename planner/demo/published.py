@@ -28,6 +28,7 @@ def plan_published(folder: Path, say: Callable[[str], None]) -> tuple[Plan, Plan
     profile.save(measured, hardware)
 
     def planned(name: str, strategy: str, progress: Callable[[str], None], **size: int) -> Plan:
+        """A plan for steps of a size, saved under a name."""
         request = Request.of(strategy=strategy, trace=str(trace), cluster=measured.cluster, profile=hardware, **size)
         made = make(request, on_progress=progress)
         if made.interrupted:

@@ -188,7 +188,7 @@ def _curve_of_two(
 
 
 def _noisy(profile: Profile | None, series: Series | None) -> bool:
-    """Whether a series was measured while its machine was noisy."""
+    """Check whether a series was measured while its machine was noisy."""
     noise = None if profile is None or series is None else profile.origins[series.origin].noise
     return noise is not None and noise.noisy
 

@@ -62,7 +62,7 @@ def use_of(phases: Sequence[str], size: StepSize | None, purpose: str | None = N
 
 
 def as_prompts(phases: Sequence[str], use: Use | None) -> bool:
-    """Whether decoded tokens stand for those of prompts."""
+    """Check whether decoded tokens stand for those of prompts."""
     return tuple(phases) == ("decode",) and use == "prefill"
 
 

@@ -244,11 +244,11 @@ class Weights:
 
 
 def in_backward() -> bool:
-    """Whether this runs within a backward pass: a checkpointed block does, again."""
+    """Check whether this runs within a backward pass: a checkpointed block does, again."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _is_within(own: Tensor, stack: Tensor) -> bool:
-    """Whether the rows of a parameter are the first of a stack."""
+    """Check whether the rows of a parameter are the first of a stack."""
     same = own.dtype == stack.dtype and own.device == stack.device and own.shape[1:] == stack.shape[1:]
     return same and (not len(own) or own.data_ptr() == stack.data_ptr())

@@ -76,7 +76,7 @@ class Rows:
 
 
 def has_form(slots: Ints, pinned: Bools, num_nodes: int, num_groups: int | None) -> bool:
-    """Whether whole groups go on nodes: of equal slots, no more a device than its experts, as pins allow."""
+    """Check whether whole groups go on nodes: of equal slots, no more a device than its experts, as pins allow."""
     num_experts = pinned.shape[1]
     if num_groups is None or num_nodes == 1 or num_groups % num_nodes or num_experts % num_groups:
         return False

@@ -70,7 +70,7 @@ def planned(seen: Seen, policy: Policy) -> Ints:
 
 
 def pays(table: Ints, seen: Seen, horizon: float) -> bool:
-    """Whether a table saves more on the window, times the horizon, than its moves cost."""
+    """Check whether a table saves more on the window, times the horizon, than its moves cost."""
     price_s = price_of(table, seen)
     saved = [
         step_seconds(batches, seen.table, seen.costs, seen.group) - step_seconds(batches, table, seen.costs, seen.group)
@@ -90,7 +90,7 @@ def price_of(table: Ints, seen: Seen) -> float:
 
 
 def held_by(table: Ints, seen: Seen) -> Bools:
-    """Whether a device holds an expert under a table, `[D, E]`."""
+    """Mask of the experts on each device under a table, `[D, E]`."""
     from .state import holds
 
     held: Bools = holds(table, len(seen.home))

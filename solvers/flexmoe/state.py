@@ -133,7 +133,7 @@ def holders_in(table: Ints, num_experts: int, group: int) -> Holders:
 
 @compiled
 def holds(table: Ints, num_experts: int) -> Bools:
-    """Whether a device holds an expert, `[D, E]`."""
+    """Mask of the experts on each device, `[D, E]`."""
     held = np.zeros((len(table), num_experts), np.bool_)
     for d in range(len(table)):
         for e in table[d]:

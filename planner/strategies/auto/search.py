@@ -67,7 +67,7 @@ class Candidate:
 
     @property
     def shown(self) -> bool:
-        """Whether the gain has an interval, as that of samples in a single step has not."""
+        """Check whether the gain has an interval, as that of samples in a single step has not."""
         return self.share.low is not None
 
     @property
