@@ -17,7 +17,7 @@ from ....runtime.decisions import TRAINED, DispatchModel
 from ....runtime.exports import ENGINES, strays, unserved
 from ....runtime.plan import Metric, Plan
 from ....solvers.outcome import Status
-from ...evaluate.evaluate import MATTERS, evaluate
+from ...evaluate.evaluate import MATTERS, Evaluated, evaluate
 from ...evaluate.journey import Contender, today
 from ...evaluate.metrics import BALANCE, METRICS, Figures
 from ...evaluate.price import STEP
@@ -121,8 +121,9 @@ class Search:
     def metric(self) -> Currency:
         """The currency: the seconds of a step where those of today's are known, else the busiest device's load."""
         task = replace(self.task, request=replace(self.task.request, size=self.task.size), inner=True)
-        figures = self.judged_today(task, today(task.model, task.request.cluster))
-        return STEP if STEP in figures.value else BALANCE
+        usual = today(task.model, task.request.cluster)
+        evaluated = self.evaluated(task, usual)
+        return STEP if STEP in evaluated.judged[usual.label].value else BALANCE
 
     def parts(self) -> Iterator[Part]:
         """Parts that the use, the engine and the dispatch model asked for allow; those that search long come last."""
@@ -240,8 +241,8 @@ class Search:
 
         task = decided.task
         own, other = plan_and_today(task, decided.plan, decided.sidecars)
-        evaluated = evaluate(task.judging_scenes, [own], replay=task.replay)
-        (ours,), usual = evaluated.judged.values(), self.judged_today(task, other)
+        evaluated = self.evaluated(task, other, own)
+        ours, usual = evaluated.judged[own.label], self.known[_seen(task, other)]
         if self.metric not in ours.value or self.metric not in usual.value:
             missing = evaluated.seconds.missing if evaluated.seconds else {}
             raise InputError(
@@ -250,13 +251,14 @@ class Search:
         share = ours.share(self.metric, usual) or Metric(value=0.0, low=None, high=None)
         return share, ours.value, usual.value
 
-    def judged_today(self, task: Task, contender: Contender) -> Figures:
-        """The figures of what runs today on the part that judges, computed once for all candidates."""
-        scenes = task.judging_scenes
-        key = (contender.label, *(scene for _, scene in scenes))
+    def evaluated(self, task: Task, usual: Contender, *others: Contender) -> Evaluated:
+        """Contenders on the part that judges, with what runs today where its figures are not `known` there."""
+        key = _seen(task, usual)
+        rows = others if key in self.known else (*others, usual)
+        evaluated = evaluate(task.judging_scenes, rows, replay=task.replay)
         if key not in self.known:
-            (self.known[key],) = evaluate(scenes, [contender], replay=task.replay).judged.values()
-        return self.known[key]
+            self.known[key] = evaluated.judged[usual.label]
+        return evaluated
 
     def task_of(self, part: Part, base: "Decided | None", *, inner: bool, search_s: float = math.inf) -> Task:
         """The task of a part on top of what was decided, in the same steps as all others."""
@@ -319,6 +321,11 @@ def tried(candidate: Candidate, plan: Plan, share: Metric, metrics: dict[str, fl
         metrics=metrics,
         today=today,
     )
+
+
+def _seen(task: Task, usual: Contender) -> tuple[Hashable, ...]:
+    """What the figures of today's contender depend on."""
+    return (usual.label, *(scene for _, scene in task.judging_scenes))
 
 
 def engines_of(plan: Plan) -> tuple[str, ...]:
