@@ -1,4 +1,4 @@
-"""Decisions that a plan may hold: which expert is where, how deep each layer is pipelined, where samples go.
+"""Decisions that a plan may hold: which expert is where and when that changes, how layers are cut, where samples go.
 
 A new kind of decision is a subclass of `Decision` and a row of `DECISIONS`: plans check it, hash it and take its files
 along without naming it.
@@ -214,6 +214,37 @@ class SamplePolicyDecision(Decision):
             )
 
 
+class RebalancingDecision(Decision):
+    """Replicas that follow the load while a model trains: where they start, and the policy by which they change."""
+
+    key = "rebalancing"
+    dispatch_models = ("standard",)
+
+    method: Literal["search", "paper"]  #: `solvers.flexmoe.Policy` or `.Paper`
+    start: PlacementDecision  #: The placement of the first step; later ones may leave slots empty
+    trigger: float = Field(ge=1)  #: Max/mean of the last step under its exact split, above which it plans
+    horizon_steps: float = Field(gt=0)  #: Steps over which a move must pay
+    record_steps: int = Field(1, ge=1)  #: It looks at the loads of one step in so many
+    #: window, every: the last so many records are planned for together, and after one in so many records it
+    #: plans even below the trigger; 0: never
+    window: int = Field(ge=1)
+    every: int = Field(ge=0)
+    evaluations: int = Field(ge=0)  #: Of the search by seconds, in each decision; 0: balance alone
+    costs: Mapping[str, float]  #: Rates that it decides by: the fields of `solvers.flexmoe.Costs`
+    schedule: SidecarFile | None = None  #: What it did on the trace it was judged on
+
+    def check(self, model: ModelSpec, cluster: Cluster, /) -> None:
+        """Refuse a start that breaks a rule, and rates of other names or signs."""
+        from ..solvers.flexmoe.costs import Costs
+
+        self.start.check(model, cluster)
+        if {*self.costs} != {*Costs._fields} or min(self.costs.values()) < 0:
+            raise InputError(
+                f"rebalancing by costs of {', '.join(sorted(self.costs))!s:.120};"
+                f" expected {', '.join(Costs._fields)}, none below 0"
+            )
+
+
 class Decisions(Record):
     """Decisions of a plan; one that is absent is not written, so that new kinds leave old plans their hash."""
 
@@ -222,6 +253,7 @@ class Decisions(Record):
     placement: PlacementDecision | None = None
     pipeline: PipelineDecision | None = None
     sample_policy: SamplePolicyDecision | None = None
+    rebalancing: RebalancingDecision | None = None
     #: How tokens travel; None in old plans, where `Plan.dispatch_model` finds it in the options
     dispatch: DispatchModel | None = None
 
@@ -276,7 +308,7 @@ class Decisions(Record):
 
 # Every kind by its key; one that is added here needs no field of `Decisions`.
 DECISIONS: dict[str, type[Decision]] = {
-    kind.key: kind for kind in (PlacementDecision, PipelineDecision, SamplePolicyDecision)
+    kind.key: kind for kind in (PlacementDecision, PipelineDecision, SamplePolicyDecision, RebalancingDecision)
 }
 
 

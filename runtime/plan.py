@@ -162,8 +162,9 @@ class Plan(Record):
 
     @property
     def placement(self) -> Placement | None:
-        """The placement as arrays, None where the plan decides none."""
-        decided = self.decisions.placement
+        """The placement as arrays, that of the first step where it changes; None where the plan decides none."""
+        rebalancing = self.decisions.rebalancing
+        decided = self.decisions.placement if rebalancing is None else rebalancing.start
         return None if decided is None else decided.placement(self.model, self.cluster)
 
     @model_validator(mode="after")
