@@ -170,8 +170,11 @@ def compare(
     for one in loaded:
         one.check_model(source)
     _check(source, loaded, cluster, replica_rule, between=between)
-    moving = any(one.moves_samples for one in loaded)
-    index = (index_samples if moving else index_units)(source, phases=phases or None)
+    moving, by_time = any(one.moves_samples for one in loaded), any(one.strategy.by_time for one in loaded)
+    if moving:
+        index: UnitIndex | SampleIndex = index_samples(source, phases=phases or None)
+    else:
+        index = index_units(source, phases=phases or None, by_step=by_time)
     own = first.inputs.trace is not None and first.inputs.trace.sha256 == source.sha256
     use, size = _steps(first, index, size, whole=moving or index.kind != "sample", own=own)
     unseen_U = np.logical_and.reduce([one.unseen(index, source.sha256, phases) for one in loaded])
@@ -243,6 +246,15 @@ def _check(
 ) -> None:
     """Refuse questions that the trace or one of the plans cannot answer."""
     by_counts, moving = isinstance(trace, CountTrace), [one.path for one in plans if one.moves_samples]
+    follows = [one.path for one in plans if one.strategy.by_time]
+    if follows and ("step" not in trace.known or trace.meta.step_order == "unknown"):
+        raise UsageError(
+            f"{trace.path}: no steps in a known order, which {follows[0]} follows; expected a training run"
+        )
+    if follows and moving:
+        raise UsageError(f"{follows[0]} goes by steps, and {moving[0]} by samples; compare them one at a time")
+    if follows and rule is not None:
+        raise UsageError(f"--replica-rule with {follows[0]}, which has its own; leave it out")
     cutting = [one.path for one in plans if one.plan.decisions.pipeline is not None and not one.moves_samples]
     if by_counts and cutting:
         what = f"what exchanges carry, which {cutting[0]} cuts into chunks; give a trace of tokens"
@@ -268,7 +280,8 @@ def _check(
 def _bounds(plans: Sequence[LoadedPlan], rule: ReplayRule | None, scene: Scene) -> dict[str, list[SplitBound]]:
     """What bounds the plans whose steps are split exactly, by label."""
     own = [one.contender.named(one.path, replica_rule=rule or one.contender.journey.replica_rule) for one in plans]
-    split = [one for one in own if one.journey.rule in BY_STEP and one.journey.placement.has_replicas]
+    stay = [one for one in own if one.journey.following is None]
+    split = [one for one in stay if one.journey.rule in BY_STEP and one.journey.placement.has_replicas]
     (loads_BLE,) = step_loads(scene) if split else [np.zeros(0, np.int64)]
     return {one.label: split_bounds(loads_BLE, one.journey.placement) for one in split}
 

@@ -105,7 +105,7 @@ def spanned(metric: Metric, text: Callable[[float], str], to: str = "-") -> str:
 def contender_table(
     part: Part, metrics: Iterable[str], *, today: str = "", judged: str | None = None, ranged: bool = False
 ) -> Table:
-    """Contenders side by side, metrics by name, the most important first; those that no contender has are left out.
+    """Contenders side by side, metrics by name, the most important first; those that none has are left out, and zeros.
 
     Beside the metric that the verdict is `judged` on stands how much there is of what the label `today` has; intervals
     are shown where it is `ranged`.
@@ -113,7 +113,8 @@ def contender_table(
     columns = [Column("", [named(one, part, today) for one in part.contenders])]
     for name in metrics:
         spec = METRICS[name]
-        if spec.column and any(name in one.metrics for one in part.contenders):
+        values = [one.metrics[name].value for one in part.contenders if name in one.metrics]
+        if spec.column and values and (spec.unit != "seconds" or any(values)):
             columns.append(_column(spec, part, ranged=ranged))
             if name == judged:
                 base = value(find(part, today), name)

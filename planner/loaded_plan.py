@@ -19,6 +19,7 @@ from ..solvers.arrays import Bools
 from ..traces.count_form import CountTrace
 from ..traces.model import ModelSpec
 from ..traces.reader import Trace
+from ..traces.split import earliest
 from .evaluate.journey import Contender, contiguous_in, journey_of, passes_of, today
 from .evaluate.metrics import BALANCE
 from .evaluate.scene import Passes, Scene
@@ -71,6 +72,8 @@ class LoadedPlan:
             rows.append(own.named(f"{self.path} at degree 1", cuts=None))
         if self.moves_samples:
             rows.append(own.named(f"{self.path}, samples staying", dispatch_model="standard", homes=None))
+        if own.journey.following is not None:
+            rows.append(own.named(f"{self.path}, replicas staying", following=None))
         return [usual, *(one for one in rows if not one.journey.goes_as(usual.journey))]
 
     def check_model(self, trace: Trace | CountTrace) -> None:
@@ -94,6 +97,10 @@ class LoadedPlan:
         if source is None or sha256 not in {source.sha256, *(member.sha256 for member in members)}:
             return np.ones(size, np.bool_)
         split = source.split
+        if self.strategy.by_time and index.kind == "step":
+            return ~earliest(np.ones(size, np.bool_), split.fit_fraction)
+        if index.kind == "step" and EvaluationOptions.of(self.plan).unit != "step":
+            return np.zeros(size, np.bool_)  # any step may hold samples that it was fitted to
         if "evaluation" not in self.plan.options:
             return ~index.fitted(seed=split.seed, fraction=split.fit_fraction)
         options = EvaluationOptions.of(self.plan)

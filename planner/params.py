@@ -14,6 +14,8 @@ from ..profilers.cluster import Cluster
 
 MOST_DIGITS = 9
 HOW = "How to solve; each strategy's methods are listed below."  # help of flags that several strategies have
+SLOTS = "Expert slots per device; surplus ones hold replicas."
+HORIZON = "A move must pay within so many steps (flexmoe), or tokens (exflow --from)."
 WHOLE = "Whole keeps each expert group in one block of slots."
 
 
@@ -112,7 +114,7 @@ class PlacementParams(Params):
 
     weighs: ClassVar[bool] = False  #: Whether it may weigh how many replicas serve
 
-    slots: int | None = flag(None, "Expert slots per device; surplus ones hold replicas.")
+    slots: int | None = flag(None, SLOTS)
     redundant: int | Literal["auto"] = flag(
         0,
         "Extra slots per layer, over all devices; eplb: auto weighs how many.",

@@ -138,7 +138,7 @@ def plan_and_today(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> lis
         assert task.request.on is not None  # of the base's decisions
         return file.read(task.request.on.parent)
 
-    journey = task.strategy.own(task, journey_of(plan, read))
+    journey = task.strategy.own(task, plan, journey_of(plan, read))
     return [Contender("plan", journey), today(plan.model, plan.cluster, journey.placement.slots)]
 
 

@@ -21,6 +21,7 @@ from ..traces.count_form import CountTrace, open_any
 from ..traces.counts import Counts
 from ..traces.model import ModelSpec
 from ..traces.reader import Trace
+from ..traces.split import earliest
 from .evaluate.journey import today
 from .evaluate.replay import RememberingReplay, Replay, step_loads, tallied
 from .evaluate.scene import Scene
@@ -99,7 +100,8 @@ class Task:
     @cached_property
     def units(self) -> UnitIndex:
         """The units of the trace."""
-        return self._once(("units",), lambda: self._indexed(index_units))
+        by_step = self.strategy.by_time
+        return self._once(("units", by_step), lambda: self._indexed(partial(index_units, by_step=by_step)))
 
     @cached_property
     def index(self) -> UnitIndex | SampleIndex:
@@ -123,13 +125,19 @@ class Task:
     @cached_property
     def _seen(self) -> Bools:
         """Mask of the units that are not held out, `[U]`: some, and all only where that was asked for."""
-        seen_U = self.index.fitted(seed=self.request.seed, fraction=self.fit_fraction)
+        seen_U = self._split(np.ones(len(self.index.unit_tokens), np.bool_), self.fit_fraction)
         if not seen_U.any() or (self.fit_fraction < 1 and seen_U.all()):
             raise InputError(
                 f"{self.source.path}: {len(seen_U)} {self.index.kind} in all; expected two or more, to fit some and"
                 " hold others out. Record more, or give --fit-fraction 1"
             )
         return seen_U
+
+    def _split(self, of: Bools, fraction: float, salt: str = "") -> Bools:
+        """Mask of a share of some units `[U]`: the first of them where time tells them apart, else drawn by hash."""
+        if self.strategy.by_time:
+            return earliest(of, fraction)
+        return of & self.index.fitted(seed=self.request.seed, fraction=fraction, salt=salt)
 
     @cached_property
     def judging(self) -> Bools:
@@ -149,13 +157,13 @@ class Task:
         """Mask of the fitted units, `[U]`: those not held out; `inner`: some of them, all where there is only one."""
         if not self.inner:
             return self._seen
-        part_U = self._seen & self.index.fitted(seed=self.request.seed, fraction=INNER, salt="inner:")
+        part_U = self._split(self._seen, INNER, salt="inner:")
         return part_U if part_U.any() and (self._seen & ~part_U).any() else self._seen
 
     @cached_property
     def use(self) -> Use | None:
         """Use that is planned for: as asked for, else by the phases of the tokens."""
-        return self.use_for(self.request.purpose)
+        return self.use_for(self.request.purpose or ("training" if self.strategy.by_time else None))
 
     def use_for(self, purpose: str | None) -> Use | None:
         """Use for a purpose; None: by the phases of the tokens."""
@@ -313,7 +321,7 @@ class Task:
             use=self.use,
             as_prompts=as_prompts(index.phases, self.use) or None,
             **{FIELDS[size.unit]: size.number} if derived else {},
-            home="none" if by_counts else "source_rank" if recorded else "ordinal",
+            home="source_rank" if recorded else "none" if by_counts else "ordinal",
             step="derived" if derived else "recorded",
         )
 

@@ -238,11 +238,16 @@ class RebalancingDecision(Decision):
         from ..solvers.flexmoe.costs import Costs
 
         self.start.check(model, cluster)
-        if {*self.costs} != {*Costs._fields} or min(self.costs.values()) < 0:
+        if not isinstance(self.start.slots_per_device, int) or self.start.replica_rule is not ReplicaRule.QUOTA:
             raise InputError(
-                f"rebalancing by costs of {', '.join(sorted(self.costs))!s:.120};"
-                f" expected {', '.join(Costs._fields)}, none below 0"
+                "rebalancing from unequal slots, or not by quota; expected equal slots per device and quota"
             )
+        if {*self.costs} != {*Costs._fields}:
+            raise InputError(
+                f"rebalancing by costs of {', '.join(sorted(self.costs))!s:.120}; expected {', '.join(Costs._fields)}"
+            )
+        if below := [name for name, cost in self.costs.items() if cost < 0]:
+            raise InputError(f"rebalancing by {below[0]} {self.costs[below[0]]:g}; expected none below 0")
 
 
 class Decisions(Record):

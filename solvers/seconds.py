@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..profilers.fits.fit import Prediction
 from .arrays import Bools, Floats, Ints
@@ -25,7 +26,7 @@ Curve2 = Callable[[Floats, Floats], Prediction]
 
 
 def exchange_seconds(
-    copies: Ints, copy_bytes: float, curves: Sequence[Curve2], kept: Ints | int = 0
+    copies: NDArray[np.number], copy_bytes: float, curves: Sequence[Curve2], kept: Ints | int = 0
 ) -> list[Prediction]:
     """Seconds of one dispatch or combine in each link class, `[B, L]` each; the `slowest` is the whole.
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def followed() -> None:
     start = flexmoe.initial(records[:4], 2, costs, group=2)
     for rule in (flexmoe.Policy(trigger=1.0, evaluations=9), flexmoe.Paper(threshold=1.0)):
         flexmoe.follow(records, start, rule, costs, group=2)
-    for split in flexmoe.SPLITS:
+    for split in get_args(flexmoe.Split):
         flexmoe.follow(records, start, flexmoe.Stay(), costs, group=2, split=split)
 
 

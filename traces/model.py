@@ -10,6 +10,7 @@ MAX_LAYERS = 4096
 MAX_NAME = 256  # characters of a name that reports show
 MAX_SIZE = 2**31 - 1
 EXPERT_MATRICES = 3  # each hidden x ffn: gate, up and down
+STATE_BYTES = 16  # per parameter: weight and gradient (2 each), a master copy and two states of Adam (4 each)
 MAY_BE_ZERO = ("num_mtp_layers", "num_shared_experts")
 
 
@@ -111,3 +112,10 @@ class ModelSpec:
         if self.ffn_size is None or self.copy_bytes is None:
             return None
         return EXPERT_MATRICES * self.ffn_size * self.copy_bytes
+
+    @property
+    def expert_state_bytes(self) -> int | None:
+        """Bytes of an expert that moves with its optimizer state; None where a size is unknown."""
+        if self.expert_bytes is None or self.dtype_bytes is None:
+            return None
+        return self.expert_bytes // self.dtype_bytes * STATE_BYTES

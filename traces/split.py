@@ -16,20 +16,25 @@ Unit = Literal["sample", "step", "block"]
 BLOCK_ROWS = 64
 
 
-def units(batch: TokenBatch, first_row: int) -> NDArray[np.int64]:
-    """The unit of each token, `[T]`; `first_row` is the batch's first row in the trace."""
-    if batch.sample is not None:
+def units(batch: TokenBatch, first_row: int, *, by_step: bool = False) -> NDArray[np.int64]:
+    """The unit of each token, `[T]`; `first_row` is the batch's first row in the trace.
+
+    `by_step`: where steps are recorded, they are the units.
+    """
+    if batch.sample is not None and not (by_step and batch.step is not None):
         return batch.sample
     if batch.step is not None:
         return batch.step.astype(np.int64)
     return (first_row + np.arange(len(batch), dtype=np.int64)) // BLOCK_ROWS
 
 
-def with_units(batches: Iterable[TokenBatch]) -> Iterator[tuple[TokenBatch, NDArray[np.int64]]]:
-    """Each batch of a trace, in order, with the units of its tokens."""
+def with_units(
+    batches: Iterable[TokenBatch], *, by_step: bool = False
+) -> Iterator[tuple[TokenBatch, NDArray[np.int64]]]:
+    """Each batch of a trace, in order, with the units of its tokens, as `units` tells them."""
     first_row = 0
     for batch in batches:
-        yield batch, units(batch, first_row)
+        yield batch, units(batch, first_row, by_step=by_step)
         first_row += len(batch)
 
 
@@ -46,6 +51,13 @@ def fitted(ids: NDArray[np.int64], *, seed: int, fraction: float, salt: str = ""
     if len(hashes) > 1 and fraction < 1:
         fitted_U[hashes.index(min(hashes))], fitted_U[hashes.index(max(hashes))] = True, False
     return fitted_U
+
+
+def earliest(of: NDArray[np.bool_], fraction: float) -> NDArray[np.bool_]:
+    """Mask of the first share of some units in their order, `[U]`: one at least, and not all, of two or more."""
+    number = int(of.sum())
+    few = min(max(round(fraction * number), 1), number - (fraction < 1 and number > 1))
+    return np.asarray(of & (np.cumsum(of) <= few))
 
 
 def mixed(ids: NDArray[np.int64]) -> NDArray[np.uint64]:

@@ -45,7 +45,7 @@ class Contender:
 
     name: str
     decide: Decide
-    split: Split = "exact"
+    split: Split = "quota"
     costs: Costs = COSTS
 
 
@@ -139,7 +139,7 @@ def _lags_rows(case: Case) -> Iterator[Row]:
             else:
                 start = initial(window, case.slots, COSTS, group=case.cluster.devices_per_node, policy=BALANCE_ALONE)
             later = [counts[[record + lag]].sum(axis=2, keepdims=True) for lag in (0, 1, 10)]
-            rule: Split = "even" if split else "exact"
+            rule: Split = "even" if split else "quota"
             runs = [follow(one, start, Stay(), COSTS, group=case.cluster.num_devices, split=rule) for one in later]
             found.append([float(run.balance.mean()) for run in runs])
         same, ten, hundred = np.mean(found, axis=0)

@@ -21,6 +21,7 @@ from ...traces.count_form import CountTable, CountTrace
 from ...traces.reader import Trace
 from ...traces.schema import TokenBatch
 from ..evaluate.journey import Journey
+from ..evaluate.replay import goes_by_pairs
 from ..evaluate.scene import Scene
 from ..evaluate.splits import Cohort, Located
 from ..evaluate.tally import COUNTS, Tally
@@ -178,14 +179,17 @@ class _Sheet:
         self.journey, self.cohort, self.group = journey, cohort, scene.cluster.devices_per_node
         self.moves, self.by_step = journey.moves is not None, scene.samples is not None
         loads_alone = isinstance(scene.source, CountTrace) and not self.moves
-        splits = journey.placement.has_replicas and journey.rule in BY_STEP
+        self.by_pairs = loads_alone and goes_by_pairs(scene, journey)
+        splits = (journey.placement.has_replicas and journey.rule in BY_STEP) or journey.following is not None
+        splits = splits or self.by_pairs
         if journey.placement.has_replicas and loads_alone and journey.rule != "even" and not splits:
             raise CertificationError(f"counts do not say which replica serves a token by the rule {journey.rule}")
-        if journey.rule not in ("even", "nearest", *BY_STEP):
+        if journey.rule not in ("even", "nearest", *BY_STEP) and journey.following is None:
             raise UsageError(f"replicas by the rule {journey.rule}; expected even, nearest, quota or lp")
         if splits and (self.moves or journey.dispatch_model != "standard"):
             raise UsageError(f"replicas by the rule {journey.rule}, of tokens that do not return home")
-        ports, between = ((self.moves or asked) and not loads_alone for asked in (ports, between))
+        ports = (self.moves or ports) and (not loads_alone or (self.by_pairs and scene.paired))
+        between = (self.moves or between) and not loads_alone
         by_step = self.by_step or loads_alone
         tally = Tally.empty(journey, cohort, scene.cluster, ports=ports, between=between, by_step=by_step)
         if loads_alone:
@@ -194,17 +198,18 @@ class _Sheet:
         self.holders = [] if self.moves else holders_of(journey.placement)
         self.split = self.experts = None
         if splits:
-            self.split = NaiveSplit(scene, cohort, journey)
-            if loads_alone:
+            self.split = NaiveSplit(scene, cohort, journey, by_pairs=self.by_pairs)
+            if loads_alone and not self.by_pairs:
                 model = scene.source.meta.model
                 self.experts = np.zeros((cohort.num_rows, model.num_layers, model.num_experts), np.int64)
-            else:
+            elif not self.by_pairs:
                 self.split.deal()
 
     def add_counts(self, table: CountTable, rows_R: Numbers, step_R: Numbers) -> None:
         """Add the rows of a table that belong to complete steps of this part."""
         if self.experts is not None:
             np.add.at(self.experts, (step_R, table.layer[rows_R]), table.counts[rows_R])
+        if self.experts is not None or self.by_pairs:
             return
         for layer, holders in enumerate(self.holders):
             here = table.layer[rows_R] == layer
@@ -218,7 +223,12 @@ class _Sheet:
         if self.split is not None and self.experts is not None:
             for layer in range(self.experts.shape[1]):
                 self.tally.loads[:, layer] = self.split.loads_of(layer, self.experts[:, layer])
-        return self.tally.by_step(self.cohort)
+        if self.split is not None and self.by_pairs:
+            self.tally = self.split.tallied(self.tally)
+        tally = self.tally.by_step(self.cohort)
+        if self.split is None or (changes := self.split.changes) is None:
+            return tally
+        return replace(tally, sums=changes.sums(), moves=changes.moves())
 
     def rehomed(self, samples: SampleCounts | None) -> Tally:
         """The tally of the samples of complete steps, each where it is when a layer begins and when it ends."""

@@ -2,8 +2,8 @@
 
 Many splits are best alike. Of each step and layer the one that `solvers.quota` claims is proved here by what shares no
 code with it: every pair is served once, by a holder; no device has more than a bound that holds for any split, of the
-pairs that some devices alone can serve; and by quota the traffic is that of a linear programme. Tokens then take turns,
-one at a time.
+pairs that some devices alone can serve; and by quota the traffic is that of a linear programme, in all splits of a
+short trace and in `PROVED` of a long one. Tokens then take turns, one at a time.
 
 Legend: B steps; L MoE layers; E experts; D devices; P slots; R rows of tokens; K experts per token.
 """
@@ -15,38 +15,79 @@ from numpy.typing import NDArray
 
 from ...errors import CertificationError
 from ...solvers.cost import inter_ratio
-from ...solvers.placement import Placement
 from ...solvers.quota import Holders, holders_of, least, nearest, split
 from ...traces.count_form import CountTrace
 from ..evaluate.journey import Journey
 from ..evaluate.scene import Scene
 from ..evaluate.splits import Cohort
+from ..evaluate.tally import Tally
+from .naive_changes import NaiveChanges
 
+PROVED = 500  # splits of a part and contender whose traffic is proved; they take some ms each
 Numbers = NDArray[np.int64]
 Turns = dict[tuple[int, int, int], list[int]]  # by step, expert and queue: devices, the next one last
 
 
 class NaiveSplit:
-    """Devices of every step's pairs under a journey, on one part of a trace."""
+    """Devices of every step's pairs under a journey, on one part of a trace, whose placement may change by step."""
 
-    def __init__(self, scene: Scene, cohort: Cohort, journey: Journey) -> None:
+    def __init__(self, scene: Scene, cohort: Cohort, journey: Journey, *, by_pairs: bool) -> None:
         self.journey, self.cohort, self.placement = journey, cohort, journey.placement
-        self.near = journey.rule == "quota" and not isinstance(scene.source, CountTrace)
-        self.group = scene.cluster.devices_per_node if self.near else scene.cluster.num_devices
+        by_loads = isinstance(scene.source, CountTrace) and not by_pairs
+        self.near = journey.rule != "lp" and not by_loads
+        self.node, self.top_k = scene.cluster.devices_per_node, scene.model.top_k
+        self.group = self.node if self.near or by_pairs else scene.cluster.num_devices
         self.ratio = round(inter_ratio(scene.cluster))
-        self.pairs = _count(scene, cohort)
+        self.pairs = np.zeros((0,), np.int64) if by_loads else _count(scene, cohort)
         self.turns: list[Turns] = [defaultdict(list) for _ in range(self.placement.num_layers)]
+        self.changes: NaiveChanges | None = None
+        if journey.following is not None:
+            run = journey.following.run(self.pairs[:-1], self.placement, self.node)
+            self.changes = NaiveChanges(run.tables, run.period, self.placement.num_experts, scene.cluster)
+        self.claimed, self.one_in = 0, -(-max(self.cohort.num_steps * self.placement.num_layers, 1) // PROVED)
+        self._holders = dict[bytes, Holders]()
+
+    def holders(self, step: int, layer: int) -> Holders:
+        """Who holds what in a layer at a step; after the last one as in it."""
+        if self.changes is None:
+            row_P, slots_D = self.placement.physical_to_logical[layer], self.placement.slots
+        else:
+            table_DS = self.changes.table(step, layer)
+            row_P, slots_D = table_DS[table_DS >= 0], (table_DS >= 0).sum(axis=1)
+        key = row_P.tobytes() + slots_D.tobytes()
+        if key not in self._holders:
+            self._holders[key] = holders_of(row_P, slots_D, self.placement.num_experts, self.group)
+        return self._holders[key]
 
     def deal(self) -> None:
         """Prove every split, and give every expert and queue of a step its devices in turn."""
         for layer, turns in enumerate(self.turns):
-            holders = _holders(self.placement, layer, self.group)
             for step, pairs_ED in enumerate(self.pairs[:, layer]):
-                dealt_PQ = self._claimed(pairs_ED, holders)
+                holders = self.holders(step, layer)
+                dealt_PQ = self._dealt(pairs_ED, holders)
                 for expert, (first, end) in enumerate(zip(holders.first[:-1], holders.first[1:], strict=True)):
                     devices = holders.device[first:end].tolist()
                     for queue, shares in enumerate(dealt_PQ[first:end].T.tolist()):
                         turns[step, expert, queue] = _in_turn(devices, shares)[::-1]
+
+    def tallied(self, tally: Tally) -> Tally:
+        """A tally of nothing with the pairs of counts, each a copy where it leaves its source."""
+        for layer, step in np.ndindex(tally.loads.shape[1], tally.loads.shape[0]):
+            pairs_ED, holders = self.pairs[step, layer], self.holders(step, layer)
+            slot, source = np.nonzero(dealt_PD := self._dealt(pairs_ED, holders, by_source=True))
+            number, device = dealt_PD[slot, source], holders.device[slot]
+            np.add.at(tally.loads[step, layer], device, number)
+            if tally.ports is None:
+                continue
+            stays, far = source == device, source // self.node != device // self.node
+            np.add.at(tally.ports.kept[step, layer, 0], device[stays], number[stays])
+            ports = tally.ports.dispatch[step, layer]
+            kind = far[~stays] * (len(ports) - 1)
+            np.add.at(ports[:, 0], (kind, source[~stays]), number[~stays])
+            np.add.at(ports[:, 1], (kind, device[~stays]), number[~stays])
+            if layer == 0:
+                tally.ports.tokens[step, 0] = pairs_ED.sum(axis=0) // self.top_k
+        return tally
 
     def devices_of(self, layer: int, ids_RK: NDArray[np.integer], here_R: Numbers, row_R: Numbers) -> Numbers:
         """The device that every routed cell goes to `[R, K]`, -1 where not routed, of rows of a tally."""
@@ -59,7 +100,7 @@ class NaiveSplit:
 
     def loads_of(self, layer: int, loads_ME: Numbers) -> NDArray[np.float64]:
         """Loads of devices `[M, D]` of rows of loads `[M, E]`, each of which its step splits in proportion."""
-        holders, num_devices = _holders(self.placement, layer, self.group), self.placement.num_devices
+        holders, num_devices = self.holders(0, layer), self.placement.num_devices
         load_MD = np.zeros((len(loads_ME), num_devices))
         for step in range(self.cohort.num_steps):
             rows = np.flatnonzero(self.cohort.step_of_row == step)
@@ -69,6 +110,18 @@ class NaiveSplit:
                 if served:
                     load_MD[rows, holders.device[slot]] += loads_ME[rows, expert] * (served / total_E[expert])
         return load_MD
+
+    def _dealt(self, pairs_ED: Numbers, holders: Holders, *, by_source: bool = False) -> Numbers:
+        """What every slot serves by the journey's rule of each queue, `[P, Q]`; `by_source`: of each source."""
+        if self.journey.rule == "lp" and by_source:
+            return _in_proportion(pairs_ED, self._claimed(pairs_ED, holders)[:, 0], holders)
+        if self.journey.rule in ("quota", "lp"):
+            return self._claimed(pairs_ED, holders)
+        dealt_PD = np.zeros((len(holders.device), pairs_ED.shape[1]), np.int64)
+        for expert, (first, end) in enumerate(zip(holders.first[:-1], holders.first[1:], strict=True)):
+            share = _in_capacity if self.journey.rule == "capacity" else _round_and_round
+            dealt_PD[first:end] = share(pairs_ED[expert].tolist(), holders.device[first:end].tolist())
+        return dealt_PD
 
     def _claimed(self, pairs_ED: Numbers, holders: Holders) -> Numbers:
         """The split of a layer and step that is claimed, proved, `[P, Q]`: Q sources, or 1 for all of them."""
@@ -88,7 +141,9 @@ class NaiveSplit:
             raise CertificationError("a split of a step serves more or fewer pairs than there are")
         if load_D.max() > -(-int(total_E[alone_E].sum()) // max(int(proving_D.sum()), 1)):
             raise CertificationError("a split of a step loads a device more than it must")
-        if self.near and self._traffic(dealt_PQ, holders) > self._least_traffic(pairs_ED, holders, most) + 0.5:
+        self.claimed += 1
+        proved = self.near and self.claimed % self.one_in == 0
+        if proved and self._traffic(dealt_PQ, holders) > self._least_traffic(pairs_ED, holders, most) + 0.5:
             raise CertificationError("a split of a step sends more pairs than it must")
         return dealt_PQ
 
@@ -118,12 +173,22 @@ class NaiveSplit:
 
 
 def _count(scene: Scene, cohort: Cohort) -> Numbers:
-    """Pairs of every step and source, then of all that are in no step, `[B + 1, L, E, D]`; nothing of counts."""
+    """Pairs of every step and source, then of all that are in no step, `[B + 1, L, E, D]`."""
     model, size = scene.source.meta.model, scene.cluster.num_devices
-    if isinstance(scene.source, CountTrace):
-        return np.zeros((0, model.num_layers, model.num_experts, size), np.int64)
     pairs = np.zeros((cohort.num_steps + 1, model.num_layers, model.num_experts, size), np.int64)
     step_M = np.append(cohort.step_of_row, cohort.num_steps)
+    if isinstance(scene.source, CountTrace):
+        for table in scene.source.tables():
+            rows, row_R = cohort.locate_rows(scene.index.rows(table))
+            for row, step in zip(rows.tolist(), step_M[row_R].tolist(), strict=True):
+                layer, counts_E = table.layer[row], table.counts[row]
+                if cohort.ranked and table.source_rank is not None:
+                    pairs[step, layer, :, table.source_rank[row]] += counts_E
+                    continue
+                for expert, count in enumerate(counts_E.tolist()):  # dealt round, from another device on for each
+                    for device in range(size):
+                        pairs[step, layer, expert, device] += (count + (device - expert) % size) // size
+        return pairs
     for batch, unit_T in scene.index.batches(scene.source, scene.phases or None):
         at = cohort.locate(batch, unit_T)
         for layer in range(model.num_layers):
@@ -133,8 +198,44 @@ def _count(scene: Scene, cohort: Cohort) -> Numbers:
     return pairs
 
 
-def _holders(placement: Placement, layer: int, group: int) -> Holders:
-    return holders_of(placement.physical_to_logical[layer], placement.slots, placement.num_experts, group)
+def _round_and_round(pairs: list[int], devices: list[int]) -> Numbers:
+    """Shares `[n, D]` of an expert's holders, each source's pairs going round them, from holder g on for source g."""
+    shares = np.zeros((len(devices), len(pairs)), np.int64)
+    for source, number in enumerate(pairs):
+        each, left = divmod(number, len(devices))
+        shares[:, source] = each
+        for turn in range(left):
+            shares[(source + turn) % len(devices), source] += 1
+    return shares
+
+
+def _in_capacity(pairs: list[int], devices: list[int]) -> Numbers:
+    """Shares `[n, D]` of an expert's holders by FlexMoE's Algorithm 3: equal capacities, own pairs first."""
+    shares = np.zeros((len(devices), len(pairs)), np.int64)
+    each, more = divmod(sum(pairs), len(devices))
+    left, rest = [each + (place < more) for place in range(len(devices))], list(pairs)
+    for place, device in enumerate(devices):
+        own = min(left[place], pairs[device])
+        shares[place, device] = own
+        left[place] -= own
+        rest[device] -= own
+    for source, number in enumerate(rest):
+        if number <= 0:
+            continue
+        ends = np.cumsum(left) * number // max(sum(left), 1)
+        for place, some in enumerate(np.diff(ends, prepend=0).tolist()):
+            shares[place, source] += some
+            left[place] -= some
+    return shares
+
+
+def _in_proportion(pairs_ED: Numbers, served_P: Numbers, holders: Holders) -> Numbers:
+    """Shares `[P, D]` of each source's pairs in proportion to what slots serve, rounded along an expert's holders."""
+    shares = np.zeros((len(served_P), pairs_ED.shape[1]), np.int64)
+    for expert, (first, end) in enumerate(zip(holders.first[:-1], holders.first[1:], strict=True)):
+        ends_nD = np.cumsum(served_P[first:end])[:, None] * pairs_ED[expert] // max(int(pairs_ED[expert].sum()), 1)
+        shares[first:end] = np.diff(ends_nD, axis=0, prepend=0)
+    return shares
 
 
 def _in_turn(devices: list[int], shares: list[int]) -> list[int]:

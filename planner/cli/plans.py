@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from ...runtime.plan import Plan
 
 MATRICES = "The bytes between all pairs of devices as a page (.html)."
+TIMELINE = "Draw this MoE layer, from 0: how its chunks overlap, or its balance while replicas follow the load."
 PICTURE = "The timeline, else how redundant experts were weighed, as a page (.html); .json: a Chrome trace."
 
 
 def show(
     plan: Annotated[Path, typer.Argument(help="The plan.")] = Path("plan.json"),
-    timeline: Annotated[int | None, optional("Draw how the chunks of this MoE layer overlap, from 0.")] = None,
+    timeline: Annotated[int | None, optional(TIMELINE)] = None,
     output: Annotated[Path | None, optional(PICTURE, "-o", "--output")] = None,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -45,16 +46,18 @@ def show(
     from ...runtime.plan import load
     from ..report.plan import show_report
     from ..strategies.eplb.sections import write_redundancy
-    from ..strategies.pipemoe.timeline import BASIS, timeline_picture, timelines, trace_events, write_timeline
+    from ..strategies.flexmoe import timeline as of_steps
+    from ..strategies.pipemoe import timeline as of_chunks
 
-    loaded = load(plan)
+    loaded, folder = load(plan), plan.parent
+    drawing: Any = of_chunks if loaded.decisions.rebalancing is None else of_steps
     if output is not None and timeline is None:
         write_redundancy(loaded, output)
     elif timeline is not None and output is not None:
-        write_timeline(loaded, timeline, output)
+        drawing.write_timeline(loaded, timeline, output, folder)
     if as_json and timeline is not None:
-        about = {"plan": str(plan), "layer": timeline, "seconds": BASIS, "output": output and str(output)}
-        print_json({**about, "traceEvents": trace_events(timelines(loaded, timeline), timeline)})
+        about = {"plan": str(plan), "layer": timeline, "seconds": drawing.BASIS, "output": output and str(output)}
+        print_json({**about, "traceEvents": drawing.trace_events(loaded, timeline, folder)})
     elif as_json:
         print_json(loaded.model_dump(mode="json"))
     elif output is not None:
@@ -63,7 +66,7 @@ def show(
         show_report(loaded, plan, console(), verbose=verbose)
     else:
         screen = console()
-        for line in timeline_picture(loaded, timeline, screen.width):
+        for line in drawing.timeline_picture(loaded, timeline, screen.width, folder):
             screen.print(line)
 
 

@@ -32,8 +32,14 @@ class Cells(NamedTuple):
     phases: tuple[str, ...]
 
 
-def read_cells(trace: Trace | CountTrace, phases: Collection[str] | None, *, by_sample: bool = False) -> Cells:
-    """Read the scalar columns of a trace once; `by_sample`: units of counts are samples even beside recorded steps."""
+def read_cells(
+    trace: Trace | CountTrace, phases: Collection[str] | None, *, by_sample: bool = False, by_step: bool = False
+) -> Cells:
+    """Read the scalar columns of a trace once.
+
+    `by_sample`: units of counts are samples even beside recorded steps; `by_step`: units of tokens are steps even
+    beside samples.
+    """
     parts, phase_ids = list[tuple[Ints, Ints, Ints]](), set[int]()
     if isinstance(trace, CountTrace):
         if phases:
@@ -44,7 +50,7 @@ def read_cells(trace: Trace | CountTrace, phases: Collection[str] | None, *, by_
             pairs_RL[np.arange(len(table)), table.layer] = table.counts.sum(axis=1)
             parts.append(_summed(_keys(table, unit_R), pairs_RL, np.zeros((len(table), 2), np.int64)))
     else:
-        for batch, unit_T in with_units(trace.batches((), phases=phases)):
+        for batch, unit_T in with_units(trace.batches((), phases=phases), by_step=by_step):
             phase_ids.update(np.unique(batch.phase).tolist())
             position_T = batch.position.astype(np.int64)
             sums_T2 = np.stack([np.ones(len(batch), np.int64), 2 * position_T + 1], axis=1)

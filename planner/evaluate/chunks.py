@@ -196,7 +196,7 @@ class Pipeline:
             for chunks in (dispatch, combine)
         )
         links = [[stacked(*link) for link in exchange] for exchange in (sent, returned)]
-        return ChunkSeconds(cut, links[0], _scaled(cut.calls, calls), links[1])
+        return ChunkSeconds(cut, links[0], scaled(cut.calls, calls), links[1])
 
     def taken(self, chunks: ChunkSeconds, *, back: bool = False) -> Floats:
         """Seconds of the forward or the backward pass, mean over steps, `[Q Q, L]`, the curves themselves midmost.
@@ -236,7 +236,7 @@ class Pipeline:
     def _reversed(self, chunks: ChunkSeconds) -> Stages:
         """Gradients go back through the combine, the experts, `backward` times as long, and the dispatch."""
         dispatch, experts, combine = chunks.stages
-        return combine, _scaled(self.passes.backward, experts), dispatch
+        return combine, scaled(self.passes.backward, experts), dispatch
 
     def _crossed(self, cut: Cut, stages: Stages) -> Floats:
         """Seconds of a pass, exchanges at each level with experts at each, `[Q Q, B, L]`."""
@@ -274,7 +274,8 @@ def _fit(forward: Sequence[float], backward: Sequence[float]) -> bool:
     return all(boundaries(one) == boundaries([1 / len(one)] * len(one)) for one in (forward, backward))
 
 
-def _scaled(factor: float | NDArray[Any], part: Prediction) -> Prediction:
+def scaled(factor: float | NDArray[Any], part: Prediction) -> Prediction:
+    """A prediction times a factor."""
     return Prediction(factor * part.seconds, factor * part.low, factor * part.high, part.extrapolated)
 
 

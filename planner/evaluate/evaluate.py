@@ -122,6 +122,7 @@ def _judged(
                 scene.model,
                 cohort.tokens_per_step,
                 _dropped(scene, one.name, journey, tally),
+                scene.record_steps,
                 _drawn(scene, journey, cohort, tally),
             )
             for one, journey, tally in zip(contenders, journeys, row, strict=True)

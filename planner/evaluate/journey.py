@@ -25,6 +25,7 @@ from ...traces.model import ModelSpec
 from ..options import EvaluationOptions, PipelineOptions
 from .chunks import Cuts
 from .homes import HomeRule, Rehoming
+from .rebalancing import Following
 from .scene import BACKWARD, Passes
 
 TODAY = "contiguous/standard"  # the label of what runs without a plan
@@ -43,6 +44,7 @@ class Journey:
     homes: HomeRule | None = None  #: Where samples are re-homed; None: tokens go as the dispatch model says
     #: Where every sample is when each layer begins and after the last, `[L+1, I]`: what `homes` gave on a trace
     moves: Ints | None = None
+    following: Following | None = None  #: How the placement changes between steps; None: it stays
     cuts: Cuts | None = None  #: The chunks of every layer; None: layers are whole
     #: Every expert's buffer over its mean rows, all of it sent and computed; None: what is routed is sent
     capacity_factor: float | None = None
@@ -50,6 +52,8 @@ class Journey:
     @property
     def rule(self) -> str:
         """The rule by which tokens choose replicas."""
+        if self.following is not None:
+            return self.following.split
         return self.replica_rule or self.placement.replica_rule.value
 
     def sends_as(self, other: "Journey") -> bool:
@@ -58,7 +62,7 @@ class Journey:
         moved = self.moves is other.moves
         if self.moves is not None and other.moves is not None:
             moved = np.array_equal(self.moves, other.moves)
-        return alike and moved and self.placement.sends_as(other.placement)
+        return alike and moved and self.following is other.following and self.placement.sends_as(other.placement)
 
     def goes_as(self, other: "Journey") -> bool:
         """Check whether tokens and samples do the same as on another journey."""
@@ -161,4 +165,16 @@ def _moved(journey: Journey, plan: Plan, read: ReadSidecar) -> Journey:
     return replace(journey, homes=Rehoming(policy.method, predictor))
 
 
-EFFECTS: dict[str, Effect] = {"placement": _placed, "pipeline": _piped, "sample_policy": _moved}
+def _followed(journey: Journey, plan: Plan, read: ReadSidecar) -> Journey:
+    decision = plan.decisions.rebalancing
+    assert decision is not None
+    assert plan.placement is not None
+    return replace(journey, placement=plan.placement, following=Following.of(decision))
+
+
+EFFECTS: dict[str, Effect] = {
+    "placement": _placed,
+    "pipeline": _piped,
+    "sample_policy": _moved,
+    "rebalancing": _followed,
+}

@@ -29,6 +29,7 @@ TAIL: Final = "balance_p95"
 FAR_BYTES: Final = "inter_bytes"
 MOVED: Final = "samples_moved"
 DROPPED: Final = "dropped_share"
+MIGRATED: Final = "bytes_migrated"
 ATTENTION: Final = "attention_s"
 KV: Final = "kv_s"
 DISPATCH: Final = "dispatch_s"
@@ -199,6 +200,14 @@ def _kv_bytes(_: Sums, context: Context) -> float | None:
     return context.tokens_per_step * model.num_layers * model.attention.kv_size * model.dtype_bytes * others
 
 
+def _bytes_migrated(_: Sums, context: Context) -> float | None:
+    moves, each = context.tally.moves, context.model.expert_state_bytes
+    if moves is None or each is None:
+        return None
+    sent_B = moves[:, :, :, 0].sum(axis=(1, 2, 3))
+    return float(sent_B.mean()) / context.record_steps * each
+
+
 def _balance(sums: Sums, _: Context) -> Draws | None:
     return sums.balance / sums.busy if sums.busy[0] else None
 
@@ -229,6 +238,7 @@ def _timed(
 
 ANY, PLACED, SAMPLES = "any trace", "a trace of tokens", "a trace of samples"
 SIZED, TIMED = "a trace of tokens, and the model's sizes", "a profile or links"
+TRAINED = "replicas that follow the load, and the model's sizes"
 
 # fmt: off
 ROWS = (
@@ -257,6 +267,8 @@ ROWS = (
     MetricSpec(DROPPED, "dropped", "pairs dropped", "share", "nothing", PLACED,
         lambda _, context: context.dropped_share,
         "share of token-expert pairs beyond a fixed capacity", headline=10),
+    MetricSpec(MIGRATED, "MB moved/step", "bytes moved", "bytes", "nothing", TRAINED, _bytes_migrated,
+        "bytes per step of experts that change their owner, with their optimizer state"),
     _timed(ATTENTION, "attention", "seconds per step: attention of the busiest device"),
     _timed(KV, "K/V", "seconds per step: gathering K and V on every device"),
     _timed("kv_intra_s", "K/V intra", "of kv_s, what crosses inside nodes"),
@@ -270,6 +282,8 @@ ROWS = (
     _timed("combine_inter_s", "combine inter", "of combine_s, what crosses between nodes"),
     _timed(EXCHANGE, "exchange", "seconds per step: dispatch and combine together",
         _seconds(DISPATCH, COMBINE), headline=2),
+    _timed("sums_s", "gradient sums", "seconds per step: summing the gradients of replicas, and sending weights"),
+    _timed("moves_s", "moves", "seconds per step: experts that change their owner, with their optimizer state"),
     _timed("moe_s", "MoE", "seconds per step: the forward pass of MoE layers whose exchanges and experts overlap",
         headline=1),
     _timed("moe_backward_s", "backward", "the same of the backward pass"),

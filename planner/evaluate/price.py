@@ -29,11 +29,13 @@ from ...solvers.seconds import (
     expert_seconds,
     gather_seconds,
     no_seconds,
+    slowest,
     step_seconds,
 )
-from .chunks import Cut, Cuts, Pipeline, by_class
+from .chunks import Cut, Cuts, Pipeline, by_class, scaled
 from .costs import CostModel
 from .journey import Journey
+from .rebalancing import Held
 from .scene import Passes, Scene
 from .tally import Tally
 
@@ -45,7 +47,10 @@ SOURCES = {  # each part of a step, in order, to what errs as one: all curves of
     "dispatch_s": "exchange",
     "experts_s": "experts",
     "combine_s": "exchange",
+    "sums_s": "exchange",
+    "moves_s": "exchange",
 }
+UNCUT = ("attention_s", "kv_s", "sums_s", "moves_s")  # parts that no chunk overlaps
 PASSES = ("moe_s", "moe_backward_s")
 
 
@@ -103,13 +108,15 @@ def _priced(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> S
         layers |= chunked
     else:
         layers |= _whole(tally, scene, costs, journey.dispatch_model, combines=combines)
+    if piped and passes is not None and passes.backward and scene.model.expert_bytes is not None:
+        layers |= _replicas(tally, journey, scene, costs)
     seconds = {name: step_seconds(part, num_layers) for name, part in layers.items()}
     levels = {name: np.stack([part.low, part.seconds, part.high]) for name, part in seconds.items()}
     parts = [name for name in (*SOURCES, *PASSES) if name in layers]
     needed = {"dispatch_s", "experts_s", "combine_s", *(["kv_s"] if coherent else [])}
     step: dict[str, Floats] = {}
     if needed <= set(parts):
-        summed = [name for name in parts if not piped or name in ("attention_s", "kv_s", *PASSES)]
+        summed = [name for name in parts if not piped or name in (*UNCUT, *PASSES)]
         levels[STEP] = np.asarray(sum(levels[name] for name in summed))  # (1), (2)
         for name in summed:
             if name in SOURCES:
@@ -138,6 +145,33 @@ def _around(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> d
         gather = gather_seconds(ports.tokens, kv_bytes, cluster.devices_per_node, links, costs.gather)
         layers |= by_class("kv", gather, cluster)
     return layers
+
+
+def _replicas(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> dict[str, Prediction]:
+    """Seconds by layer, `[B, L]`, of sums of replicas' gradients and of experts that change their owner, in training.
+
+    Notes
+    -----
+    A step sums once: n holders of an expert each send n - 1 parts of n to the others, and the sum, or the weights made
+    of it, back: two all-to-alls whose busiest port decides. Experts that move take their optimizer state along, once
+    for the steps that a recorded one stands for.
+    """
+    curves, each = costs.exchange, scene.model.expert_bytes
+    assert curves is not None
+    assert each is not None
+    rows, moves = tally.sums, tally.moves
+    if rows is None and not journey.placement.has_replicas:
+        rows = np.zeros((1, 1, 1, 1))
+    elif rows is None:
+        rows = Held.of(journey, np.zeros(1, np.int64), scene.cluster.devices_per_node).sums(len(curves))
+    shape = (*tally.loads.shape[:2], len(curves), 1, rows.shape[-1])
+    half = exchange_seconds(np.broadcast_to(rows[:, :, :, None] / 2, shape), each, curves)
+    seconds = {"sums_s": scaled(2.0, slowest(half)), "moves_s": no_seconds(shape[:2])}
+    if moves is not None:
+        assert scene.model.expert_state_bytes is not None
+        moved = slowest(exchange_seconds(moves, scene.model.expert_state_bytes, curves))
+        seconds["moves_s"] = scaled(1 / scene.record_steps, moved)
+    return seconds
 
 
 def _whole(

@@ -10,7 +10,7 @@ Legend: T tokens; L MoE layers; K experts per token; B steps; E experts; D devic
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from ...solvers.replicas import ReplicaTable
 from ...traces.count_form import CountTrace
 from ...traces.reader import Trace
 from .journey import Journey
+from .rebalancing import Held
 from .scene import Scene
 from .splits import Cohort, Located
 from .tally import COUNTS, Tally, check_cells
@@ -135,8 +136,16 @@ def _walked(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: 
         for cohort in cohorts:
             layers, devices = trace.meta.model.num_layers, cluster.num_devices
             check_cells("loads", cluster, steps=cohort.num_rows, layers=layers, devices=devices)
-        rows = zip(cohorts, _row_loads(scene), strict=True)
-        return [[Tally.of_loads(loads_BLE, one, cohort) for one in journeys] for cohort, loads_BLE in rows]
+        pairwise = [one for one in journeys if goes_by_pairs(scene, one)]
+        alone = [one for one in journeys if one not in pairwise]
+        by_pairs = _of_pairs(scene, pairwise, ports=ports) if pairwise else [[] for _ in cohorts]
+        rows = _row_loads(scene) if alone else [np.zeros(0, np.int64)] * len(cohorts)
+        tallies = list[list[Tally]]()
+        for cohort, of_pairs, loads_BLE in zip(cohorts, map(iter, by_pairs), rows, strict=True):
+            tallies.append(
+                [next(of_pairs) if one in pairwise else Tally.of_loads(loads_BLE, one, cohort) for one in journeys]
+            )
+        return tallies
     by_step = scene.samples is not None  # those that are re-homed depend on each other in a step
     walkers = [_Walker(journey, cluster) for journey in journeys]
     choosers = _choosers(trace, scene, journeys)
@@ -149,23 +158,57 @@ def _walked(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: 
             located = cohort.locate(batch, unit_T)
             ids_LTK = np.ascontiguousarray(batch.ids[located.rows].transpose(1, 0, 2))
             row_T = located.step if by_step else located.unit
-            for walker, tally, choose in zip(walkers, row, choosing, strict=True):
+            for walker, tally, (choose, _) in zip(walkers, row, choosing, strict=True):
                 walker.walk(ids_LTK, located, tally, row_T, choose)
+    return [
+        [
+            tally if held is None else tally.changing(held, cluster)
+            for tally, (_, held) in zip(row, choosing, strict=True)
+        ]
+        for row, choosing in zip(tallies, choosers, strict=True)
+    ]
+
+
+def goes_by_pairs(scene: Scene, journey: Journey) -> bool:
+    """Check whether a journey on counts goes by the pairs of every step, by source where these are known."""
+    if scene.samples is not None:
+        return False
+    return journey.following is not None or (scene.paired and journey.dispatch_model == "standard")
+
+
+def _of_pairs(scene: Scene, journeys: Sequence[Journey], *, ports: bool) -> list[list[Tally]]:
+    """The tallies of journeys on counts by step and source rank; without ranks sources are taken to be alike."""
+    cluster, top_k, tallies = scene.cluster, scene.model.top_k, list[list[Tally]]()
+    ports = ports and scene.paired
+    for pairs in step_pairs(scene):
+        pairs_BLED = pairs[:-1]
+        held = [Held.of(one, pairs_BLED, cluster.devices_per_node) for one in journeys]
+        tallies.append(
+            [
+                Tally.of_pairs(pairs_BLED, one, of, cluster, top_k=top_k, ports=ports)
+                for one, of in zip(journeys, held, strict=True)
+            ]
+        )
     return tallies
 
 
-def _choosers(trace: Trace, scene: Scene, journeys: Sequence[Journey]) -> list[list[Choose]]:
-    """How tokens choose replicas, `[cohort][journey]`: each for itself, or by all counts of its step."""
-    cluster, splits = scene.cluster, [one.rule in BY_STEP and one.placement.has_replicas for one in journeys]
+def _choosers(trace: Trace, scene: Scene, journeys: Sequence[Journey]) -> list[list[tuple[Choose, Held | None]]]:
+    """How tokens choose replicas, `[cohort][journey]`, and who holds what from step to step.
+
+    A token chooses for itself, without the latter, or by all counts of its step.
+    """
+    group = scene.cluster.devices_per_node
+    splits = [one.following is not None or (one.rule in BY_STEP and one.placement.has_replicas) for one in journeys]
     if any(one.dispatch_model != "standard" for one, split in zip(journeys, splits, strict=True) if split):
-        raise UsageError("replica rules quota and lp go by where tokens are at home; expected standard dispatch")
-    counted = _step_pairs(trace, scene) if any(splits) else []
-    alone = [
-        None if split else _by_token(one, cluster.devices_per_node) for one, split in zip(journeys, splits, strict=True)
-    ]
+        raise UsageError("replicas that go by the counts of a step need tokens at home; expected standard dispatch")
+    counted = step_pairs(scene) if any(splits) else [np.zeros(0, np.int32)] * len(scene.cohorts)
+    alone = [None if split else _by_token(one, group) for one, split in zip(journeys, splits, strict=True)]
     return [
-        [choose or _by_step(one, cohort, counted[number], cluster) for one, choose in zip(journeys, alone, strict=True)]
-        for number, cohort in enumerate(scene.cohorts)
+        [
+            (choose, None) if choose else _by_step(one, cohort, pairs_BLED, scene.cluster)
+            for one, choose in zip(journeys, alone, strict=True)
+        ]
+        for cohort, pairs_BLED in zip(scene.cohorts, counted, strict=True)
     ]
 
 
@@ -175,25 +218,40 @@ def _by_token(journey: Journey, group: int) -> Choose:
     return lambda layer, ids_TK, here_T, at: tables[layer].choose(ids_TK, here_T, at.turn)
 
 
-def _by_step(journey: Journey, cohort: Cohort, pairs: NDArray[np.int32], cluster: Cluster) -> Choose:
+def _by_step(journey: Journey, cohort: Cohort, pairs: NDArray[Any], cluster: Cluster) -> tuple[Choose, Held]:
     from ...solvers.step_split import StepSplit
 
-    split = StepSplit(journey.placement, journey.rule, pairs, cluster.devices_per_node, round(inter_ratio(cluster)))
-    step_M = np.append(cohort.step_of_row, cohort.num_steps)  # the last of tokens that are in none
-    return lambda layer, ids_TK, here_T, at: split.choose(layer, ids_TK, here_T, step_M[at.step])
+    held = Held.of(journey, pairs[:-1], cluster.num_devices if journey.rule == "lp" else cluster.devices_per_node)
+    period_B = np.append(held.period, held.period[-1:])  # the last of tokens that are in no step
+    split = StepSplit(held.holders, journey.rule, pairs, round(inter_ratio(cluster)), period_B)
+    step_M = np.append(cohort.step_of_row, cohort.num_steps)
+    return lambda layer, ids_TK, here_T, at: split.choose(layer, ids_TK, here_T, step_M[at.step]), held
 
 
-def _step_pairs(trace: Trace, scene: Scene) -> list[NDArray[np.int32]]:
+def step_pairs(scene: Scene) -> list[NDArray[Any]]:
     """Token-expert pairs by the home of their token, in each step of every cohort, then of all that are in none.
 
-    `[B + 1, L, E, D]`.
+    `[B + 1, L, E, D]`. Counts without the ranks of a cluster are spread over its devices.
     """
-    model, devices, pairs = trace.meta.model, scene.cluster.num_devices, list[NDArray[np.int32]]()
+    model, devices, pairs = scene.source.meta.model, scene.cluster.num_devices, list[NDArray[Any]]()
+    of_counts = isinstance(scene.source, CountTrace)
     for cohort in scene.cohorts:
         lengths = {"layers": model.num_layers, "experts": model.num_experts, "devices": devices}
         check_cells("pairs of steps", scene.cluster, steps=cohort.num_steps + 1, **lengths)
-        pairs.append(np.zeros((cohort.num_steps + 1, *lengths.values()), np.int32))
-    for batch, unit_T in scene.index.batches(trace, scene.phases or None):
+        pairs.append(np.zeros((cohort.num_steps + 1, *lengths.values()), np.int64 if of_counts else np.int32))
+    if isinstance(scene.source, CountTrace):
+        for table in scene.source.tables():
+            unit_R = scene.index.rows(table)
+            for cohort, pairs_BLED in zip(scene.cohorts, pairs, strict=True):
+                rows, row_R = cohort.locate_rows(unit_R)
+                step_R, layer_R = cohort.step_of_row[row_R], table.layer[rows]
+                if cohort.ranked and table.source_rank is not None:
+                    here = step_R, layer_R, table.source_rank[rows]
+                    np.add.at(pairs_BLED.swapaxes(2, 3), here, table.counts[rows])
+                else:
+                    np.add.at(pairs_BLED, (step_R, layer_R), _spread(table.counts[rows], devices))
+        return pairs
+    for batch, unit_T in scene.index.batches(scene.source, scene.phases or None):
         for cohort, pairs_BLED in zip(scene.cohorts, pairs, strict=True):
             at = cohort.locate(batch, unit_T)
             ids_TLK, step_M = batch.ids[at.rows], np.append(cohort.step_of_row, cohort.num_steps)
@@ -201,6 +259,12 @@ def _step_pairs(trace: Trace, scene: Scene) -> list[NDArray[np.int32]]:
             cell = step_M[at.step][token], layer, ids_TLK[token, layer, choice], at.home[token]
             np.add.at(pairs_BLED, cell, np.int32(1))
     return pairs
+
+
+def _spread(counts: Ints, num_devices: int) -> Ints:
+    """Counts of experts `[R, E]` spread over devices `[R, E, D]`, what does not divide from another device on each."""
+    turn_ED = (np.arange(num_devices) - np.arange(counts.shape[1])[:, None]) % num_devices
+    return np.asarray((counts[:, :, None] + turn_ED) // num_devices)
 
 
 class _Walker:

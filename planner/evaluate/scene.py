@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+
 from ...profilers.cluster import Cluster
 from ...profilers.profile import Profile
 from ...solvers.arrays import Bools
@@ -11,7 +13,7 @@ from ...traces.count_form import CountTrace
 from ...traces.model import ModelSpec
 from ...traces.reader import Trace
 from .costs import CostModel
-from .splits import Cohort, SampleIndex, UnitIndex
+from .splits import Cohort, SampleIndex, UnitIndex, by_pairs
 from .step_size import StepSize
 from .traffic import Counter, SampleCounts
 
@@ -43,6 +45,10 @@ class Scene:
     #: Where some contender's layers are cut into chunks; None: steps are one forward pass of whole layers
     passes: Passes | None = None
 
+    #: Whether counts tell the pairs of every step by source, so that exchanges are timed
+    paired: bool = False
+    record_steps: int = 1  #: That a recorded step stands for: the mean distance between two
+
     @classmethod
     def of(
         cls,
@@ -69,10 +75,16 @@ class Scene:
         samples = None
         if isinstance(index, SampleIndex):
             samples = SampleCounts(source, index, linked, cluster, phases=phases or None, counter=counter)
-        by_loads = samples is None and isinstance(source, CountTrace)
         cohorts = [index.cohort(part_U, num_devices=cluster.num_devices, size=size) for part_U in parts]
+        of_counts = isinstance(source, CountTrace)
+        paired = samples is None and of_counts and by_pairs(cohorts, model)
+        by_loads = samples is None and of_counts and not paired
+        in_samples = index.kind == "sample" or (not of_counts and "sample" in source.known)
         queries = 1.0 if any(cohort.lanes for cohort in cohorts) else index.queries
-        costs = CostModel.of(
-            profile, cluster, model, samples=index.kind == "sample", queries=queries, by_loads=by_loads
+        costs = CostModel.of(profile, cluster, model, samples=in_samples, queries=queries, by_loads=by_loads)
+        recorded = index.steps if isinstance(index, UnitIndex) else None
+        steps = np.zeros(0) if recorded is None else np.unique(recorded[:, 1])
+        record_steps = round(float(steps[-1] - steps[0]) / (len(steps) - 1)) if len(steps) > 1 else 1
+        return cls(
+            source, index, cohorts, cluster, model, costs, seed, phases, samples, passes, paired, max(record_steps, 1)
         )
-        return cls(source, index, cohorts, cluster, model, costs, seed, phases, samples, passes)

@@ -4,7 +4,7 @@ Legend: T tokens; U units; I samples (one in two steps counts twice); C cells; B
 D devices; R rows of tokens or counts.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from ...errors import InputError, UsageError
 from ...solvers.arrays import Bools, Ints
 from ...traces.count_form import CountTable, CountTrace
 from ...traces.counts import count
+from ...traces.model import ModelSpec
 from ...traces.reader import Trace
 from ...traces.schema import TokenBatch
 from ...traces.split import Unit, fitted, with_units
@@ -22,6 +23,7 @@ from .cells import read_cells, table_units
 from .step_size import StepSize
 from .steps import Blocks, Lanes, check_spans, filled, filled_blocks, mixed_rows
 
+MOST_CELLS = 2**26  # of pairs by step, layer, expert and source that are read where loads would do
 MAX_PAIRS = 2**31 - 1  # of a sample in a layer
 
 
@@ -57,7 +59,14 @@ class Cohort:
     step_ids: Ints | None = None
     blocks: Blocks | None = None  #: What steps consist of where a tally has a row a block; None: a row a step
     lanes: Lanes | None = None  #: Where concurrent sequences take turns
-    ranked: bool = False  #: Whether units start on the source ranks that the trace recorded
+    num_ranks: int = 0  #: Source ranks that the trace recorded, on which units start; 0: on homes
+    #: Devices over which the samples of a step are dealt by their ids, where steps are units; 0: units have homes
+    dealt_over: int = 0
+
+    @property
+    def ranked(self) -> bool:
+        """Check whether units start on the source ranks that the trace recorded."""
+        return self.num_ranks > 0
 
     @property
     def num_rows(self) -> int:
@@ -119,8 +128,10 @@ class Cohort:
             step_T = self.step[ordinal_T]
         if self.home is not None:
             home_T = self.home[ordinal_T]
-        elif self.ranked:
+        elif self.num_ranks:
             home_T = _column(batch.source_rank)[rows].astype(np.int64)
+        elif self.dealt_over:
+            home_T = _column(batch.sample)[rows].astype(np.int64) % self.dealt_over
         sample_T = (unit_T if batch.sample is None else batch.sample)[rows]
         return Located(rows, ordinal_T, home_T.astype(np.int64), step_T, position_T, sample_T + position_T)
 
@@ -130,6 +141,18 @@ class Cohort:
         step_R = ordinal_R if self.step is None else self.step[ordinal_R]  # recorded steps are the units
         rows = np.flatnonzero((self.unit_ids[ordinal_R] == unit_R) & (step_R >= 0))
         return rows, step_R[rows]
+
+
+def by_pairs(cohorts: Sequence[Cohort], model: ModelSpec) -> bool:
+    """Check whether counts tell the pairs of every recorded step by source: they have the ranks of the cluster.
+
+    They are read one by one where they fit into memory.
+    """
+    layer = model.num_layers * model.num_experts
+    return all(
+        cohort.ranked and cohort.step_ids is not None and cohort.num_steps * layer * cohort.num_ranks <= MOST_CELLS
+        for cohort in cohorts
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +170,7 @@ class UnitIndex:
     first: Ints | None = None
     span: Ints | None = None
     path: str = ""
+    dealt: bool = False  #: Whether the samples of a step are dealt over devices: steps are units, and have samples
 
     @property
     def queries(self) -> float:
@@ -170,11 +194,13 @@ class UnitIndex:
         UsageError, with their tokens in a row, by InputError.
         """
         unit_ids, tokens_U = self.unit_ids[chosen_U], self.unit_tokens[chosen_U]
-        ranked = self.num_source_ranks == num_devices
+        ranked = num_devices if self.num_source_ranks == num_devices else 0
         home_U = None if ranked else np.arange(len(unit_ids)) % num_devices
         if self.steps is not None:
             step_ids = np.unique(self.steps[np.isin(self.steps[:, 0], unit_ids), 1])
-            return Cohort(unit_ids, tokens_U, home_U, None, step_ids, ranked=ranked)
+            dealt_over = 0 if ranked or not self.dealt else num_devices
+            home_U = None if dealt_over else home_U
+            return Cohort(unit_ids, tokens_U, home_U, None, step_ids, num_ranks=ranked, dealt_over=dealt_over)
         if size.unit == "sequences" and len(unit_ids):
             if self.first is None or self.span is None or self.kind != "sample":
                 raise UsageError(f"{self.path}: no positions of samples, to run beside others: give --tokens-per-step")
@@ -184,11 +210,11 @@ class UnitIndex:
             return Cohort(unit_ids, tokens_U, None, None, None, lanes.blocks(size.number, density), lanes, ranked)
         sizes_U = tokens_U if size.unit == "tokens" else np.ones_like(tokens_U)
         row_U, blocks = filled_blocks(sizes_U, tokens_U, size.number)
-        return Cohort(unit_ids, tokens_U, home_U, row_U, blocks=blocks, ranked=ranked)
+        return Cohort(unit_ids, tokens_U, home_U, row_U, blocks=blocks, num_ranks=ranked)
 
     def batches(self, trace: Trace, phases: Collection[str] | None) -> Iterator[tuple[TokenBatch, Ints]]:
         """The batches of the trace, with the unit of each token."""
-        return with_units(trace.batches(phases=phases))
+        return with_units(trace.batches(phases=phases), by_step=self.kind == "step")
 
     def rows(self, table: CountTable) -> Ints:
         """The unit of each row of a table of counts."""
@@ -263,14 +289,18 @@ class SampleIndex:
         return np.searchsorted(step_I * len(samples) + sample_I, key_R)
 
 
-def index_units(trace: Trace | CountTrace, *, phases: Collection[str] | None = None) -> UnitIndex:
+def index_units(
+    trace: Trace | CountTrace, *, phases: Collection[str] | None = None, by_step: bool = False
+) -> UnitIndex:
     """Index the units of a trace in one pass: of tokens samples, else steps, else blocks; of counts steps come first.
 
-    A token of counts, which have no phase, counts `top_k` times in the layer that counts most.
+    `by_step`: steps come first of tokens, too. A token of counts, which have no phase, counts `top_k` times in the
+    layer that counts most.
     """
     by_counts = isinstance(trace, CountTrace)
-    order: tuple[Unit, ...] = ("step", "sample") if by_counts else ("sample", "step")
-    cells = read_cells(trace, phases)
+    ranked = "source_rank" in trace.known and (not by_counts or "step" in trace.known)
+    order: tuple[Unit, ...] = ("step", "sample") if by_counts or by_step else ("sample", "step")
+    cells = read_cells(trace, phases, by_step=by_step)
     unit_ids, place_C = np.unique(cells.unit, return_inverse=True)
     sums_UX = np.zeros((len(unit_ids), cells.sums.shape[1]), np.int64)
     np.add.at(sums_UX, place_C, cells.sums)
@@ -282,11 +312,12 @@ def index_units(trace: Trace | CountTrace, *, phases: Collection[str] | None = N
         unit_ids,
         -(-sums_UX.max(axis=1) // trace.meta.model.top_k) if by_counts else sums_UX[:, 0],
         np.stack([cells.unit, cells.step], axis=1) if "step" in trace.known and len(unit_ids) else None,
-        int(cells.rank.max(initial=-1)) + 1 if "source_rank" in trace.known and not by_counts else None,
+        int(cells.rank.max(initial=-1)) + 1 if ranked else None,
         cells.phases,
         first=None if by_counts else first_U,
         span=None if by_counts else last_U - first_U + 1,
         path=str(trace.path),
+        dealt=by_step and not by_counts and {"step", "sample"} <= {*trace.known},
     )
 
 

@@ -39,6 +39,7 @@ class Context:
     model: ModelSpec
     tokens_per_step: float  #: The mean over complete steps
     dropped_share: float | None = None  #: Of the routed token-expert pairs, where buffers have a fixed capacity
+    record_steps: int = 1  #: That a recorded step stands for
     drawn: "Drawn | None" = None  #: None where the steps themselves are resampled
 
 

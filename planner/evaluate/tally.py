@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ...solvers.arrays import Floats, Ints
-from ...solvers.placement import BY_STEP, ReplicaRule
+from ...solvers.cost import inter_ratio
+from ...solvers.placement import BY_STEP, DEALS, ReplicaRule
 from ...solvers.ports import link_classes
+from .rebalancing import Held, by_class
 from .splits import Cohort
 from .steps import mixed_rows
 
@@ -78,6 +80,10 @@ class Tally:
     moved: Floats | None = None
     #: Token-expert pairs from every device to every expert, `[B, L, D, E]`; None where no buffer has a fixed capacity
     sent: NDArray[np.int32] | None = None
+    #: Gradient rows that each device sends, and receives, in sums of replicas, `[B, L, C, D]`; None where these stay
+    sums: Floats | None = None
+    #: Experts that leave (0) and reach (1) each device before a step, `[B, L, C, 2, D]`; None where experts stay
+    moves: Floats | None = None
     blocks: "Tally | None" = None  #: Loads and ports by the blocks of a cohort's steps, where it has some
 
     @classmethod
@@ -138,6 +144,42 @@ class Tally:
             )
         return cls(np.zeros((len(loads), 0), np.int64), np.stack(load_LBD, axis=1), placement.slots)
 
+    @classmethod
+    def of_pairs(
+        cls, pairs: NDArray[np.integer], journey: "Journey", held: Held, cluster: Cluster, *, top_k: int, ports: bool
+    ) -> Self:
+        """A tally of token-expert pairs by source, `[B, L, E, D]`, each of which is a copy where it leaves its device.
+
+        UsageError where a token chooses its replica for itself.
+        """
+        from ...solvers.step_split import traffic_of_steps
+
+        placement, rule = journey.placement, journey.rule
+        if rule not in DEALS and placement.has_replicas:
+            raise UsageError(f"replica rule {rule} for counts by source rank; expected one of {', '.join(DEALS)}")
+        number = DEALS.index(rule) if rule in DEALS else 0
+        num_steps, num_layers, _, num_devices = pairs.shape
+        classes, ratio = len(link_classes(cluster)), round(inter_ratio(cluster))
+        loads, kept = np.zeros((2, num_steps, num_layers, num_devices), np.int64)
+        copies = np.zeros((num_steps, num_layers, 2, 2, num_devices), np.int64)
+        for period, layer in np.ndindex(len(held.holders), num_layers):
+            steps = np.flatnonzero(held.period == period)
+            of_layer = pairs[steps, layer].astype(np.int64)
+            of_steps = traffic_of_steps(of_layer, held.holders[period][layer], number, ratio)
+            loads[steps, layer], copies[steps, layer], kept[steps, layer] = of_steps
+        traffic = None
+        if ports:
+            tokens = pairs[:, :1].sum(axis=2, dtype=np.int64) // top_k
+            traffic = Ports(by_class(copies, classes), None, kept[:, :, None], tokens, np.zeros_like(tokens))
+        return cls(np.zeros((num_steps, 0), np.int64), loads, placement.slots, traffic).changing(held, cluster)
+
+    def changing(self, held: Held, cluster: Cluster) -> Self:
+        """The tally with the sums and moves of those who hold experts from step to step."""
+        if held.sent is None:
+            return self
+        classes, shape = len(link_classes(cluster)), (self.loads.shape[1], cluster.num_devices)
+        return replace(self, sums=held.sums(classes), moves=held.moves(*shape, classes, cluster.devices_per_node))
+
     @property
     def widest(self) -> int:
         """Cells of a step in the widest table that steps are mixed in."""
@@ -159,7 +201,7 @@ class Tally:
         alive_D = self.slots > 0
         loads = np.where(alive_D, self.loads.sum(axis=2, keepdims=True) / alive_D.sum(), 0.0)
         ports = self.ports and self.ports.each(lambda one: np.broadcast_to(one.mean(axis=-1, keepdims=True), one.shape))
-        return replace(self, loads=loads, ports=ports, blocks=None)
+        return replace(self, loads=loads, ports=ports, sums=np.zeros((1, 1, 1, 1)), moves=None, blocks=None)
 
     def mixed(self, weights: Floats) -> Self:
         """Weighted sums of the rows of loads and ports, `[B, M]` of `[M, ...]`; nothing else by step."""

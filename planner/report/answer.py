@@ -11,7 +11,7 @@ from ...runtime.plan import Contender, Metric, Part, Plan, SizedGain, Verdict
 from ..document import Section, Table, Text
 from ..evaluate.evaluate import MATTERS
 from ..evaluate.journey import EVENLY, TODAY
-from ..evaluate.metrics import ATTENTION, BALANCE, COMBINE, DISPATCH, EXPERTS, KV, METRICS
+from ..evaluate.metrics import ATTENTION, BALANCE, COMBINE, DISPATCH, EXPERTS, KV, METRICS, SIZED
 from ..evaluate.price import PASSES, STEP
 from ..evaluate.step_size import StepSize
 from ..figures import (
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MOST_REMARKS = 5
 EXCHANGES = {KV: "gathering K and V", DISPATCH: "dispatch", COMBINE: "combine"}
-BYTES = [spec.name for spec in METRICS.values() if spec.unit == "bytes"]
+BYTES = [spec.name for spec in METRICS.values() if spec.unit == "bytes" and spec.needs == SIZED]  # of copies, K and V
 LITTLE = 0.01  # more of something is not worth mention
 MOST_STEPS = 10  # an interval from fewer says little of others
 

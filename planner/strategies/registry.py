@@ -12,6 +12,7 @@ from ..params import Params, PlacementParams
 from .auto import AutoParams
 from .eplb import EplbParams
 from .exflow import ExflowParams
+from .flexmoe import FlexmoeParams
 from .netmoe import NetmoeParams
 from .pipemoe import PipemoeParams
 
@@ -33,6 +34,7 @@ STRATEGIES = {
     "exflow": Row(ExflowParams, f"{__package__}.exflow.strategy"),
     "pipemoe": Row(PipemoeParams, f"{__package__}.pipemoe.strategy"),
     "netmoe": Row(NetmoeParams, f"{__package__}.netmoe.strategy"),
+    "flexmoe": Row(FlexmoeParams, f"{__package__}.flexmoe.strategy"),
     "eplb": Row(EplbParams, f"{__package__}.eplb.strategy"),
     "contiguous": Row(PlacementParams, f"{__package__}.placement"),
 }

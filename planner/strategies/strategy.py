@@ -65,6 +65,8 @@ class Strategy:
     pays_from: ClassVar[float] = 0.0
     #: The outcome depends on the steps, the profile and the links, not on the fitted units alone
     by_steps: ClassVar[bool] = False
+    #: Steps are its units, and later ones are held out: it decides between steps, by what it has seen
+    by_time: ClassVar[bool] = False
     moves_samples: ClassVar[bool] = False  #: Samples may be re-homed, and are counted one by one
     uses: ClassVar[frozenset[str]] = frozenset({"decode", "prefill", "training"})  #: What it can serve
     by_loads: ClassVar[bool] = False  #: The loads of experts are enough, as a trace in count form has them
@@ -117,7 +119,7 @@ class Strategy:
         """Parameters that fix the choices made by trying, so that they are made again on more samples."""
         return params
 
-    def own(self, task: "Task", journey: Journey) -> Journey:
+    def own(self, task: "Task", plan: Plan, journey: Journey) -> Journey:
         """Journey of the plan for this solve; netmoe asks for bounds of the fitted steps."""
         return journey
 

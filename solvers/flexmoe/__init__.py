@@ -6,13 +6,12 @@ under it or one of the rivals, `exact` is the placement that proves how few slot
 
 from .costs import Costs
 from .exact import exact
-from .follow import SPLITS, Change, Decide, Operation, Run, Seen, Split, follow
+from .follow import Change, Decide, Operation, Run, Seen, Split, follow
 from .initial import initial
 from .policy import Policy
 from .rivals import EveryEplb, Paper, Stay
 
 __all__ = [
-    "SPLITS",
     "Change",
     "Costs",
     "Decide",

@@ -13,10 +13,10 @@ from typing import Literal, Protocol
 import numpy as np
 
 from ..arrays import Bools, Floats, Ints
+from ..placement import DEALS
 from .costs import Costs
 
-Split = Literal["exact", "even", "capacity"]
-SPLITS: tuple[Split, ...] = ("exact", "even", "capacity")  # in the order of their numbers in `seconds`
+Split = Literal["quota", "even", "capacity"]
 PARTS = ("experts", "exchanges", "sums", "moves")
 
 
@@ -82,7 +82,7 @@ class Run:
     period: Ints  #: Of every record, `[R]`
     operations: list[Operation]
     changes: list[Change]
-    moved: int  #: Experts sent, with their state
+    sent: Ints  #: Experts sent, with their state: rows of (record, layer, expert, from, to), `[N, 5]`
     moved_bytes: float
     balance: Floats  #: Max/mean of every record and layer, `[R, L]`
     seconds: Floats  #: Per step of every record and layer, by `PARTS`, `[R, L, 4]`
@@ -91,6 +91,11 @@ class Run:
     def violations(self, horizon: float) -> int:
         """Changes that cost more than they save in so many steps on the window that they were decided on."""
         return sum(change.expected_s * horizon < change.price_s for change in self.changes)
+
+    @property
+    def moved(self) -> int:
+        """Experts sent."""
+        return len(self.sent)
 
     @property
     def step_s(self) -> float:
@@ -106,7 +111,7 @@ def follow(
     *,
     group: int,
     steps: int = 1,
-    split: Split = "exact",
+    split: Split = "quota",
     horizon: float = 100.0,
 ) -> Run:
     """Replay records under placements that a rule changes between them.
@@ -127,7 +132,7 @@ def follow(
         Steps over which `Change.saved_s` is told.
     """
     runs = [
-        _Layer(layer, np.ascontiguousarray(records[:, layer]), costs, group, steps, SPLITS.index(split), horizon)
+        _Layer(layer, np.ascontiguousarray(records[:, layer]), costs, group, steps, DEALS.index(split), horizon)
         for layer in range(records.shape[1])
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # compiled code lets others run
@@ -139,8 +144,8 @@ def follow(
         period=np.searchsorted(starts, np.arange(len(records)), side="right") - 1,
         operations=sorted((one for run in runs for one in run.operations), key=lambda one: one.record),
         changes=[one for run in runs for one in run.changes],
-        moved=sum(run.moved for run in runs),
-        moved_bytes=costs.moved_bytes * sum(run.moved for run in runs),
+        sent=np.concatenate(sent := [one for run in runs for one in run.sent] or [np.zeros((0, 5), np.int64)]),
+        moved_bytes=costs.moved_bytes * sum(map(len, sent)),
         balance=np.stack([run.balance for run in runs], axis=1),
         seconds=np.stack([run.seconds for run in runs], axis=1),
         planning_s=sum(run.planning_s for run in runs),
@@ -161,7 +166,7 @@ class _Layer:
     tables: dict[int, Ints] = field(default_factory=dict)  #: By the record from which on they hold
     operations: list[Operation] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
-    moved: int = 0
+    sent: list[Ints] = field(default_factory=list)
     planning_s: float = 0.0
     balance: Floats = field(default_factory=lambda: np.empty(0))
     seconds: Floats = field(default_factory=lambda: np.empty(0))
@@ -214,7 +219,7 @@ class _Layer:
         sent = transfers(before, after, home, moved, self.costs, self.group)
         price_s = moves_seconds(sent, len(new), self.costs, self.group)
         self.tables[record] = new
-        self.moved += len(sent)
+        self.sent.append(np.insert(sent, [0], [record, self.layer], axis=1))
         self.seconds[record, 3] += price_s / self.steps
         self.operations += operations(before, after, record, self.layer, self.group)
         saved = np.mean([self._saved(old, new, batches) for batches in window])

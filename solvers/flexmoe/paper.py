@@ -2,8 +2,9 @@
 
 To be imported in the call that needs it.
 
-Algorithm 3's capacities are whole numbers and its margins exact. Algorithm 2 shrinks no expert's only replica, puts the
-new one where Eq. 5 is least, and no expert is on a device twice. Eq. 8 takes the busier direction of every port.
+Algorithm 3, whose capacities are whole numbers here, is `step_split.capacity_deal`. Algorithm 2 shrinks no expert's
+only replica, puts the new one where Eq. 5 is least, and no expert is on a device twice. Eq. 8 takes the busier
+direction of every port.
 
 Legend: E experts; D devices in nodes of G, S slots of each; P slots that hold an expert.
 """
@@ -12,44 +13,10 @@ import numpy as np
 
 from ..arrays import Floats, Ints
 from ..compiled import compiled
-from ..quota import Holders
 from .costs import EXCHANGES, Costs
 from .state import holds
 
 MOST = 64  # pairs of expand and shrink, a trigger
-
-
-@compiled
-def capacity_deal(pairs: Ints, holders: Holders) -> Ints:
-    """What every slot serves of every source `[P, D]` by Algorithm 3: even capacities, own device first.
-
-    The others' tokens go to what is left of the capacities in proportion.
-    """
-    first, device = holders.first, holders.device
-    dealt = np.zeros((len(device), pairs.shape[1]), np.int64)
-    for e in range(len(pairs)):
-        a, n = first[e], first[e + 1] - first[e]
-        total, left = pairs[e].sum(), np.empty(n, np.int64)
-        for i in range(n):
-            left[i] = (total + n - 1 - i) // n
-            own = min(left[i], pairs[e, device[a + i]])
-            dealt[a + i, device[a + i]] = own
-            left[i] -= own
-        room = left.sum()
-        for g in range(pairs.shape[1]):
-            rest = pairs[e, g]
-            for i in range(n):
-                if device[a + i] == g:
-                    rest -= dealt[a + i, g]
-            before, given = 0, 0
-            for i in range(n if rest > 0 else 0):  # rounded along the holders: never more than a holder has left
-                before += left[i]
-                some = before * rest // room - given
-                given += some
-                dealt[a + i, g] += some
-                left[i] -= some
-            room -= max(rest, 0)
-    return dealt
 
 
 @compiled

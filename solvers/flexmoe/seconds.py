@@ -10,29 +10,11 @@ import numpy as np
 from ..arrays import Floats, Ints
 from ..compiled import compiled
 from ..quota import Holders, least, nearest
+from ..step_split import QUOTA, dealt, pair_ports
 from .costs import EXCHANGES, Costs
-from .paper import capacity_deal
 from .state import sum_ports
 
 PEAK = 0.4  # of the busiest port in a search; the rest is the root mean square, which sees every port
-EXACT, EVEN, CAPACITY = range(3)  # how a step is split: exactly, by turns, or by the paper's Algorithm 3
-
-
-@compiled
-def pair_ports(dealt: Ints, holders: Holders) -> Ints:
-    """Pairs through every port, inside nodes (0) and between nodes (1), sent (0) and received (1): `[2, 2, D]`."""
-    num_slots, num_devices = dealt.shape
-    device, group = holders.device, holders.devices_per_node
-    ports = np.zeros((2, 2, num_devices), np.int64)
-    for p in range(num_slots):
-        d = device[p]
-        node = d // group
-        for g in range(num_devices):
-            if g != d and dealt[p, g] > 0:
-                far = 0 if g // group == node else 1
-                ports[far, 0, g] += dealt[p, g]
-                ports[far, 1, d] += dealt[p, g]
-    return ports
 
 
 @compiled
@@ -105,24 +87,10 @@ def sums_seconds(rows: Floats, costs: Costs, smooth: bool) -> float:
 
 
 @compiled
-def even_deal(pairs: Ints, holders: Holders) -> Ints:
-    """What every slot serves of every source `[P, D]` when each source goes round an expert's holders in turn.
-
-    Source g begins with holder g, so that what does not divide is spread.
-    """
-    first = holders.first
-    dealt = np.empty((len(holders.device), pairs.shape[1]), np.int64)
-    for e in range(len(pairs)):
-        n = first[e + 1] - first[e]
-        for g in range(pairs.shape[1]):
-            for i in range(n):
-                dealt[first[e] + i, g] = (pairs[e, g] + (i - g) % n) // n
-    return dealt
-
-
-@compiled
 def link_ratio(costs: Costs) -> int:
-    """What a pair that crosses nodes costs of one that crosses devices, as `quota.split` takes it."""
+    """What a pair that crosses nodes costs of one that crosses devices, as `quota.split` takes it; 1 at no cost."""
+    if costs.intra_s_per_byte <= 0:
+        return 1
     return max(1, int(np.rint(costs.inter_s_per_byte / costs.intra_s_per_byte)))
 
 
@@ -137,20 +105,20 @@ def judged(batches: Ints, holders: Holders, costs: Costs, rule: int) -> tuple[fl
     batches
         Pairs by expert and source, `[M, E, D]`.
     rule
-        EXACT, EVEN or CAPACITY.
+        Its number in `placement.DEALS`.
     """
     num_devices = batches.shape[2]
     seconds, balance = np.zeros(3), 0.0
     ratio = link_ratio(costs)
     for m in range(len(batches)):
-        if rule == EXACT:
+        if rule == QUOTA:
             total = batches[m].sum(axis=1)
             most, _, _ = least(total, holders)
             served = nearest(batches[m], total, holders, most, ratio)
             ports = served_ports(batches[m], served, holders)
         else:
-            dealt = even_deal(batches[m], holders) if rule == EVEN else capacity_deal(batches[m], holders)
-            served, ports = dealt.sum(axis=1), pair_ports(dealt, holders)
+            shares = dealt(batches[m], holders, rule, ratio)
+            served, ports = shares.sum(axis=1), pair_ports(shares, holders)
         load = np.zeros(num_devices, np.int64)
         for p in range(len(served)):
             load[holders.device[p]] += served[p]

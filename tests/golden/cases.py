@@ -46,7 +46,7 @@ SOLVES: dict[str, dict[str, Any]] = {
     "exflow-thorough": _solve("exflow", "small", cluster="1x4", method="sweeps", bound="thorough", fit_fraction=1.0),
     "exflow-ilp": _solve("exflow", "single", cluster="1x2", method="ilp", phases=("decode",)),
     "exflow-paper": _solve("exflow", "small", method="paper"),
-    "exflow-replan": _solve("exflow", "drifted", previous="exflow-coherent", horizon_tokens=1e6),
+    "exflow-replan": _solve("exflow", "drifted", previous="exflow-coherent", horizon=1e6),
     "pipemoe-exact": _solve("pipemoe", "training", joint=True, full_duplex=True),
     "pipemoe-paper": _solve("pipemoe", "chat", on="eplb-refined", method="paper", max_degree=6),
     "pipemoe-robust": _solve("pipemoe", "chat", on="exflow-standard", method="robust"),

@@ -51,7 +51,8 @@ def read_parts(scene: Scene, *, seed: int, fraction: float, size: StepSize) -> l
     whole_steps = moving and "step" in trace.known and len({sample for _, sample in names}) == len(names)
     keys = {name: name[0] if whole_steps else name[-1] for name in names}
     fitted = [name for name in names if hash_of(f"{seed}:{keys[name]}") < int(fraction * 2**64)]
-    ranked = bool(ranks) and max(ranks.values()) + 1 == devices and (moving or not of_counts)
+    told = moving or not of_counts or "step" in trace.known
+    ranked = bool(ranks) and max(ranks.values()) + 1 == devices and told
     parts = []
     for units in (fitted, [name for name in names if name not in fitted]):
         own = sorted({step for name, step in recorded if name in units})

@@ -36,7 +36,7 @@ def test_a_step_is_split_as_well_as_can_be_whatever_parts_it_comes_in(
     pairs, routed = np.zeros((2, 1, 6, 4), np.int32), expert < 6
     np.add.at(pairs, (step[routed], 0, expert[routed], home[routed]), 1)
     placement = placement_of(layer)
-    splits = StepSplit(placement, rule, pairs, GROUP, RATIO)
+    splits = StepSplit([layer_holders(placement, GROUP if rule == "quota" else 4)], rule, pairs, RATIO)
     parts = [slice(0, cut), slice(cut, None)]
     device = np.concatenate([splits.choose(0, expert[p, None], home[p], step[p]) for p in parts])[:, 0]
     assert (device[~routed] == -1).all()

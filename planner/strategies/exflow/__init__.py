@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 from ....errors import UsageError
-from ...params import HOW, WHOLE, PlacementParams, flag
+from ...params import HORIZON, HOW, WHOLE, PlacementParams, flag
 
 Objective = Literal["hops", "copies"]
 PATIENCE = 10  # of a patient search: seconds for a second's worth of work
@@ -42,10 +42,9 @@ class ExflowParams(PlacementParams):
         expected="1 (all devices alike) or more, of the mean",
     )
     work_s: float | None = None  #: Seconds' worth of work after which the search ends; None: those of the limit
-    horizon_tokens: float | None = flag(
+    horizon: float | None = flag(
         None,
-        "With --from: tokens within which a move must pay for itself.",
-        name="horizon",
+        HORIZON,
         at_least=1,
         at_most=1e18,
         expected="1 token or more, below 1e18, beside --from",

@@ -53,7 +53,7 @@ class Exflow(PlacementStrategy):
         params = ExflowParams.of(task.params)
         if task.previous is not None and params.groups == "whole":
             raise UsageError("--from with --groups whole; moves of single experts split groups: leave one of them out")
-        if (horizon := params.horizon_tokens) is not None:
+        if (horizon := params.horizon) is not None:
             if task.previous is None:
                 raise UsageError(f"--horizon {horizon}; expected 1 token or more, below 1e18, beside --from")
             _vectors_a_move(task.model)
@@ -116,7 +116,7 @@ class Exflow(PlacementStrategy):
             experts_moved=moved,
             experts_held=new.num_slots * new.num_layers,
             bytes_moved=None if each is None else moved * each,
-            horizon_tokens=ExflowParams.of(task.params).horizon_tokens,
+            horizon_tokens=ExflowParams.of(task.params).horizon,
             verdict=verdict(evaluated, copies_metric(task.dispatch_model, cluster), against=label),
             paid_back_tokens=None if saved is None else moved * _vectors_a_move(model) / saved,
         )
@@ -223,7 +223,7 @@ def _reconsidered(placed: PlacementResult, counts: Counts, task: Task, max_load:
     params, old = ExflowParams.of(task.params), None if task.previous is None else task.previous.placement
     if old is None:
         return placed
-    price, horizon = 0.0, params.horizon_tokens
+    price, horizon = 0.0, params.horizon
     if horizon is not None:
         price = _vectors_a_move(task.model) * counts.num_tokens / horizon / (2 if _at_home(task) else 1)
     task.say("weighing moves from the plan in force")

@@ -82,7 +82,7 @@ class Netmoe(Strategy):
         )
         return Solution(decision, options, _outcome(Totals(), method, compiled_s), sidecars=sidecars)
 
-    def own(self, task: Task, journey: Journey) -> Journey:
+    def own(self, task: Task, plan: Plan, journey: Journey) -> Journey:
         """The plan's journey, bounded on the fitted steps."""
         assert isinstance(journey.homes, Rehoming)
         return replace(journey, homes=replace(journey.homes, bounded=task.scene.cohorts[0] if task.bounds else None))

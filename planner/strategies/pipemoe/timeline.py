@@ -79,7 +79,7 @@ def timelines(plan: Plan, layer: int) -> list[Timeline]:
     return rows
 
 
-def timeline_picture(plan: Plan, layer: int, width: int) -> Iterable[str]:
+def timeline_picture(plan: Plan, layer: int, width: int, _folder: Path | None = None) -> Iterable[str]:
     """A lane a stage, all passes on one scale: a sign a chunk, or shades where chunks are too many for signs."""
     passes = timelines(plan, layer)
     columns = max(width - LABEL - 1, 20)
@@ -97,7 +97,7 @@ def timeline_picture(plan: Plan, layer: int, width: int) -> Iterable[str]:
             yield f"{stage.value:<{LABEL - 6}}{percent(busy):>5} |{lane}"
 
 
-def write_timeline(plan: Plan, layer: int, path: str | os.PathLike[str]) -> None:
+def write_timeline(plan: Plan, layer: int, path: str | os.PathLike[str], _folder: Path | None = None) -> None:
     """Write the timeline of a layer, as a page to `.html` or as trace events to `.json`; errors as of `timelines`."""
     suffix = Path(path).suffix
     if suffix not in (".html", ".json"):
@@ -105,7 +105,7 @@ def write_timeline(plan: Plan, layer: int, path: str | os.PathLike[str]) -> None
     passes = timelines(plan, layer)
     if suffix == ".json":
         about = {"model": plan.model.name, "layer": layer, "plan_sha256": plan.plan_sha256, "seconds": BASIS}
-        events = trace_events(passes, layer)
+        events = trace_events(plan, layer)
         write_json(path, {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about})
         return
     choices = degree_choices(pipeline_options(plan))
@@ -121,8 +121,9 @@ def write_timeline(plan: Plan, layer: int, path: str | os.PathLike[str]) -> None
     write_page(path, f"Layer {layer}: how its chunks overlap", text, sections)
 
 
-def trace_events(passes: list[Timeline], layer: int) -> list[dict[str, Any]]:
+def trace_events(plan: Plan, layer: int, _folder: Path | None = None) -> list[dict[str, Any]]:
     """The passes as trace events in microseconds: a process a pass, a thread a stage, an event a chunk; none is 0."""
+    passes = timelines(plan, layer)
     trace: list[dict[str, Any]] = []
 
     def name(kind: str, process: int, thread: int, text: str) -> None:

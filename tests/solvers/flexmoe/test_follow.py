@@ -73,11 +73,11 @@ def test_the_log_leads_from_the_first_tables_to_the_last(seed: int, owners: bool
 
 
 @settings(max_examples=10)
-@given(st.integers(0, 1000), st.sampled_from(["exact", "even", "capacity"]))
+@given(st.integers(0, 1000), st.sampled_from(["quota", "even", "capacity"]))
 def test_figures_are_those_of_every_record_under_its_tables(seed: int, split: str) -> None:
     records = drifting(seed)
     run = follow(records, start(), Anything(seed), COSTS, group=GROUP, steps=10, split=split)  # type: ignore[arg-type]
-    rule = ["exact", "even", "capacity"].index(split)
+    rule = ["quota", "even", "capacity"].index(split)
     for r, layer in np.ndindex(*run.balance.shape):
         expected = step_seconds(records[r, layer], run.tables[run.period[r], layer], COSTS, GROUP, rule)
         assert run.seconds[r, layer, :3].sum() == pytest.approx(expected)

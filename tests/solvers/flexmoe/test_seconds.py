@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeplan.solvers import quota
-from moeplan.solvers.flexmoe.paper import capacity_deal
-from moeplan.solvers.flexmoe.seconds import EXACT, even_deal, judged, pair_ports, served_ports
+from moeplan.solvers.flexmoe.seconds import judged, served_ports
 from moeplan.solvers.flexmoe.state import holders_in
+from moeplan.solvers.step_split import QUOTA, capacity_deal, even_deal, pair_ports
 from tests.solvers.flexmoe.layers import COSTS, Array, layers, naive_seconds
 
 Layer = tuple[Array, Array, int]
@@ -18,7 +18,7 @@ def test_seconds_are_those_of_every_pair_on_its_way(layer: Layer, rule: int) -> 
     holders = holders_in(table, batches.shape[1], group)
     routed, balance = [], []
     for pairs in batches:
-        if rule == EXACT:
+        if rule == QUOTA:
             dealt, _ = quota.split(pairs, holders, 7)
         else:
             dealt = (even_deal if rule == 1 else capacity_deal)(pairs, holders)

@@ -88,14 +88,14 @@ def test_a_move_is_weighed_at_the_vectors_of_an_expert_over_those_saved(
         planned(trace, seed=1, to=old, **changes)
     asked = Mock(side_effect=reconsider)
     monkeypatch.setattr("moeplan.planner.strategies.exflow.strategy.reconsider", asked)
-    plan = planned(trace, previous=old, horizon_tokens=5e4, time_limit_s=20.0, **changes)
+    plan = planned(trace, previous=old, horizon=5e4, time_limit_s=20.0, **changes)
     options = asked.call_args.kwargs
     assert options["price"] == pytest.approx(3 * 96 * plan.evaluation.fit.num_tokens / 5e4 / saved)
     assert options["time_limit_s"] == pytest.approx(2.0)
 
 
 def test_within_a_short_horizon_or_on_the_same_trace_nothing_moves(trace: Any, old: Path, tmp_path: Path) -> None:
-    plan, before = planned(trace, previous=old, horizon_tokens=1.0), known(load(old).placement)
+    plan, before = planned(trace, previous=old, horizon=1.0), known(load(old).placement)
     assert (plan.placement.physical_to_logical == before.physical_to_logical).all()
     assert (moves_of(plan).verdict.value, moves_of(plan).verdict.gain.value) == ("none", 0)
     certify(plan, trace.path)
@@ -106,7 +106,7 @@ def test_within_a_short_horizon_or_on_the_same_trace_nothing_moves(trace: Any, o
 
 
 def test_what_moves_nothing_does_not_pay_whatever_its_verdict(trace: Any, old: Path) -> None:
-    moves = moves_of(planned(trace, previous=old, horizon_tokens=1e9))
+    moves = moves_of(planned(trace, previous=old, horizon=1e9))
     gained = {"verdict": moves.verdict.model_copy(update={"value": "benefit"})}
     assert not moves.model_copy(update=gained | {"experts_moved": 0}).pays
     assert moves.model_copy(update=gained | {"experts_moved": 1}).pays
@@ -123,8 +123,8 @@ def test_what_cannot_be_re_planned_is_refused(trace: Any, make_trace: Any, old: 
     planned(trace, "netmoe", to=tmp_path / "policy.json")
     for changes, words in (
         ({"cluster": "1x2"}, "a plan for 2x2, asked for 1x2"),
-        ({"horizon_tokens": 9.0, "redundant": 4}, "12 then"),
-        ({"horizon_tokens": 9.0, "previous": None}, "beside --from"),
+        ({"horizon": 9.0, "redundant": 4}, "12 then"),
+        ({"horizon": 9.0, "previous": None}, "beside --from"),
         ({"previous": tmp_path / "policy.json"}, "expected a placement alone"),
     ):
         with pytest.raises(UsageError, match=words):
@@ -153,4 +153,4 @@ def test_a_horizon_needs_the_size_of_an_expert_and_says_so_before_the_search(
     assert moves_of(planned(unsized, previous=old)).bytes_moved is None
     monkeypatch.setattr("moeplan.solvers.exflow.solve", lambda *_, **__: pytest.fail("searched"))
     with pytest.raises(UsageError, match="--ffn-size"):
-        planned(unsized, previous=old, horizon_tokens=1e6)
+        planned(unsized, previous=old, horizon=1e6)

@@ -1,0 +1,110 @@
+"""Placements that change between steps: what a rule does on the steps of a part of a trace, and what that sends.
+
+Legend: B steps; L MoE layers; E experts; D devices, S slots of each; C link classes; R periods.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...runtime.decisions import RebalancingDecision
+from ...runtime.rebalancing import policy_of
+from ...solvers.arrays import Floats, Ints
+from ...solvers.placement import Placement
+
+if TYPE_CHECKING:
+    from ...solvers.flexmoe import Costs, Decide, Run, Split
+    from ...solvers.quota import Holders
+    from .journey import Journey
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Following:
+    """A rule by which placements follow the load from step to step; one run is kept for each part of a trace."""
+
+    decide: "Decide"
+    costs: "Costs"
+    split: "Split" = "quota"  #: How each step is dealt out over replicas
+    record_steps: int = 1  #: Steps that a recorded one stands for
+    horizon_steps: float = 100.0  #: Over which a change must pay
+    _known: "dict[bytes, Run]" = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, decision: RebalancingDecision) -> Self:
+        """The rule of a plan."""
+        decide, costs = policy_of(decision)
+        split: Split = "capacity" if decision.method == "paper" else "quota"
+        return cls(decide, costs, split, decision.record_steps, decision.horizon_steps)
+
+    def run(self, pairs: NDArray[np.integer], placement: Placement, group: int) -> "Run":
+        """The run on the pairs of a part's steps, in their order, from a placement on, `[B, L, E, D]`."""
+        from ...solvers.flexmoe import follow
+
+        start_LP, records = placement.physical_to_logical, np.ascontiguousarray(pairs[:, :, None], np.int64)
+        key = hashlib.sha256(records.tobytes() + start_LP.tobytes()).digest()
+        if key not in self._known:
+            self._known[key] = follow(
+                records,  # of one micro-batch a step
+                start_LP.astype(np.int64).reshape(len(start_LP), placement.num_devices, -1),
+                self.decide,
+                self.costs,
+                group=group,
+                steps=self.record_steps,
+                split=self.split,
+                horizon=self.horizon_steps,
+            )
+        return self._known[key]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """Who holds what in each period of a part's steps: one period where the placement stays."""
+
+    holders: "Sequence[Sequence[Holders]]"  #: `[R][L]`
+    period: Ints  #: Of each step, `[B]`
+    #: Experts that move before a step: rows of (step, layer, expert, from, to), `[N, 5]`; None where nothing may change
+    sent: Ints | None = None
+
+    @classmethod
+    def of(cls, journey: "Journey", pairs: NDArray[np.integer], group: int) -> "Held":
+        """Who holds what on a journey whose steps have these pairs, `[B, L, E, D]`; nodes of `group` devices."""
+        from ...solvers.flexmoe.state import holders_in
+        from ...solvers.step_split import layer_holders
+
+        placement = journey.placement
+        if journey.following is None:
+            return cls([layer_holders(placement, group)], np.zeros(len(pairs), np.int64))
+        run = journey.following.run(pairs, placement, group)
+        holders = cache(
+            lambda table: holders_in(
+                np.frombuffer(table, np.int64).reshape(run.tables.shape[2:]), placement.num_experts, group
+            )
+        )
+        return cls([[holders(table.tobytes()) for table in tables] for tables in run.tables], run.period, run.sent)
+
+    def sums(self, num_classes: int) -> Floats:
+        """Gradient rows that each device sends, and receives, in sums of replicas, in each step, `[B, L, C, D]`."""
+        from ...solvers.flexmoe.state import sum_ports
+
+        rows_RL2D = np.array([[sum_ports(of) for of in layers] for layers in self.holders])
+        return by_class(rows_RL2D[self.period], num_classes)
+
+    def moves(self, num_layers: int, num_devices: int, num_classes: int, group: int) -> Floats:
+        """Experts that leave (0) and reach (1) each device before each step, `[B, L, C, 2, D]`."""
+        assert self.sent is not None
+        moved = np.zeros((len(self.period), num_layers, 2, 2, num_devices))
+        step, layer, _, source, target = self.sent.T
+        far = (source // group != target // group).astype(np.int64)
+        np.add.at(moved, (step, layer, far, 0, source), 1)
+        np.add.at(moved, (step, layer, far, 1, target), 1)
+        return by_class(moved, num_classes)
+
+
+def by_class(rows: NDArray[Any], num_classes: int) -> NDArray[Any]:
+    """Rows by link class `[B, L, C, ...]`, of those inside nodes and between them `[B, L, 2, ...]`."""
+    return rows if num_classes == 2 else rows.sum(axis=2, keepdims=True)

@@ -1,0 +1,21 @@
+"""FlexMoE: replicas that follow the load while a model trains."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from ...params import HORIZON, HOW, SLOTS, Params, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlexmoeParams(Params):
+    """Parameters of flexmoe: room for replicas, and how patient it is."""
+
+    methods: ClassVar[Mapping[str, str]] = {
+        "search": "By the exact split of every step, and predicted seconds where a profile times them",
+        "paper": "FlexMoE's Algorithms 1 to 3, corrected",
+    }
+
+    slots: int | None = flag(None, SLOTS)
+    method: Literal["search", "paper"] = flag("search", HOW)
+    horizon: float | None = flag(None, HORIZON, at_least=1, at_most=1e9, expected="1 step or more, below 1e9")

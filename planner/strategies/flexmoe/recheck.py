@@ -1,0 +1,50 @@
+"""What certify holds against a flexmoe plan: its start, its policy, its schedule."""
+
+from ....errors import CertificationError
+from ....runtime.plan import Plan
+from ...certify.certificate import Certificate
+from ...evaluate.replay import step_pairs
+from ...options import RebalancingOptions
+from ..strategy import Again
+from .rules import PLAN, START, rules_of, window_balance
+from .schedule import Schedule
+
+
+def recheck(plan: Plan, again: Again | None, certificate: Certificate) -> None:
+    """Recheck the start's room and balance, and that the schedule leads from one legal placement to the next."""
+    decision, options, start = plan.decisions.rebalancing, RebalancingOptions.of(plan), plan.placement
+    assert decision is not None
+    assert start is not None
+    if {*start.slots.tolist()} != {options.slots} or start.replica_rule != "quota":
+        raise CertificationError(
+            f"a start of {sorted({*start.slots.tolist()})} slots per device by rule {start.replica_rule}; expected"
+            f" {options.slots} by quota"
+        )
+    if options.horizon not in (None, decision.horizon_steps):
+        raise CertificationError(f"horizon {decision.horizon_steps:g}, and {options.horizon:g} was asked for")
+    own = options.followed.get(PLAN)
+    if own is None or (decision.method == "search" and own.violations):
+        raise CertificationError("no record of what the policy did, or of changes that cost more than they save")
+    if "rebalancing" not in plan.outcome:
+        return
+    goal = plan.outcome["rebalancing"]
+    if (goal.objective.name, goal.objective.sense, goal.bound) != ("window_balance", "min", 1.0):
+        raise CertificationError(f"objective {goal.objective.sense} {goal.objective.name}; expected min window_balance")
+    if again is None or decision.schedule is None:
+        return
+    schedule = Schedule.from_bytes(decision.schedule.read(again.folder), plan.model.num_layers)
+    task = again.task
+    pairs, group = [one[:-1] for one in step_pairs(task.scene)], plan.cluster.devices_per_node
+    runs = {name: one.run(pairs[-1], start, group) for name, one in rules_of(task, decision).items()}
+    expected = Schedule.of(task.scene, runs)
+    if schedule.to_bytes() != expected.to_bytes():
+        raise CertificationError("the schedule beside the plan is not what its rules do on the steps that judge")
+    for name, run in runs.items():
+        one = options.followed[name]
+        certificate.agree(f"{name}: violations", one.violations, run.violations(decision.horizon_steps))
+        certificate.agree(f"{name}: changes", one.changes, len(run.changes))
+        certificate.agree(f"{name}: experts moved", one.experts_moved, run.moved)
+    value = window_balance(pairs[0][-START:], start)
+    certificate.agree("objective", goal.objective.value, value)
+    certificate.checked("objective, schedule and what the policy did")
+    certificate.unchecked.append("what was tried on the fitted steps")

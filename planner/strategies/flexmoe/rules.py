@@ -1,0 +1,57 @@
+"""The rules that a flexmoe plan is held against, and the balance that it starts with.
+
+Legend: B steps; L MoE layers; E experts; D devices.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....runtime.decisions import RebalancingDecision
+from ....runtime.rebalancing import policy_of
+from ....solvers.flexmoe import Decide, EveryEplb, Paper, Split, Stay
+from ....solvers.placement import Placement
+from ...evaluate.rebalancing import Following
+from ...task import Task
+
+PLAN = "plan"
+START = 8  # last fitted steps that the first placement is made for
+EPLB_STEPS = 100  # between two placements of the rival
+
+
+def rules_of(task: Task, decision: RebalancingDecision) -> dict[str, Following]:
+    """The plan's own rule and the others, by contender, once for all that ask in a task.
+
+    The first placement, kept; EPLB every so many steps; the paper's scheduler.
+    """
+    key = ("rebalancing", decision.model_dump_json(exclude={"schedule"}))
+    if key not in task.shared:
+        every = max(round(EPLB_STEPS / decision.record_steps), 1)
+        eplb = f"eplb every {every * decision.record_steps}"
+        rules: dict[str, tuple[Decide, Split]] = {
+            "static": (Stay(), "quota"),
+            f"{eplb}, even": (EveryEplb(every), "even"),
+            f"{eplb}, matched": (EveryEplb(every, matched=True), "quota"),
+            "paper": (Paper(), "capacity"),
+            "paper, all shrink": (Paper(all_shrink=True), "capacity"),
+        }
+        if decision.method == "paper":
+            del rules["paper"]
+        _, costs = policy_of(decision)
+        task.shared[key] = {
+            PLAN: Following.of(decision),
+            **{
+                name: Following(rule, costs, split, decision.record_steps, decision.horizon_steps)
+                for name, (rule, split) in rules.items()
+            },
+        }
+    known: dict[str, Following] = task.shared[key]
+    return known
+
+
+def window_balance(pairs: NDArray[np.integer], placement: Placement) -> float:
+    """Max/mean load of steps `[B, L, E, D]`, each split exactly; mean over steps and layers that are used."""
+    from ....solvers.step_split import split_ratios
+
+    loads_BLE = pairs.sum(axis=3).astype(np.float64)
+    used_BL = loads_BLE.any(axis=2)
+    return float(split_ratios(loads_BLE, placement)[used_BL].mean())

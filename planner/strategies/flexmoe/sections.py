@@ -1,0 +1,86 @@
+"""Screen of a flexmoe plan: every rule on the same steps, what the plan does between them, and how it was chosen."""
+
+from collections.abc import Iterator
+
+from ....runtime.plan import Part, Plan
+from ...document import Column, Section, Table, Text
+from ...evaluate.metrics import BALANCE, MIGRATED
+from ...evaluate.price import IDEAL, STEP
+from ...figures import TimeUnit, find, megabytes, percent, value
+from ...options import RebalancingOptions
+from .rules import PLAN
+
+RUNTIME = "moeplan's own runtime carries it out: model = parallelize(model, load_plan()), as docs/runtime.md shows"
+
+
+def table(plan: Plan, part: Part) -> Table:
+    """Every rule beside today: seconds, balance, what moves, how often placements change, and time to decide."""
+    followed, rows = RebalancingOptions.of(plan).followed, part.contenders
+    today = find(part, plan.verdict.against) if plan.verdict is not None else rows[1]
+    columns = [Column("", ["today" if one is today else one.name for one in rows])]
+    if all(STEP in one.metrics for one in rows):
+        unit, base = TimeUnit.up_to(max(value(one, STEP) for one in rows)), value(today, STEP)
+        columns += [
+            Column(f"step, {unit.name}", [unit.text(value(one, STEP)) for one in rows]),
+            Column("% of today", [f"{100 * value(one, STEP) / base:.0f}" for one in rows]),
+            Column("% of ideal", [f"{100 * value(today, IDEAL) / value(one, STEP):.0f}" for one in rows]),
+        ]
+    columns.append(Column("balance", [f"{value(one, BALANCE):.3f}" for one in rows]))
+    if any(MIGRATED in one.metrics for one in rows):
+        moved = [one.metrics.get(MIGRATED) for one in rows]
+        columns.append(Column("MB moved/step", ["-" if one is None else megabytes(one.value) for one in moved]))
+    known = [followed.get(one.name) for one in rows]
+    columns += [
+        Column("changes", ["-" if one is None else f"{one.changes:,}" for one in known]),
+        Column("planning", ["-" if one is None else TimeUnit.worded(one.planning_s) for one in known]),
+    ]
+    return Table(columns)
+
+
+def remarks(plan: Plan, part: Part) -> Iterator[str]:
+    """Remarks on the best of the other rules, on what the policy did, and on who carries it out."""
+    decision, options = plan.decisions.rebalancing, RebalancingOptions.of(plan)
+    assert decision is not None
+    own, ours = options.followed[PLAN], part.contenders[0]
+    metric = STEP if STEP in ours.metrics else BALANCE
+    best = min(
+        (find(part, f"{name}/standard") for name in options.followed if name != PLAN),
+        key=lambda one: value(one, metric),
+    )
+    less = 1 - value(ours, metric) / value(best, metric)
+    what = "of a step" if metric == STEP else "load on the busiest device"
+    words = f"{percent(abs(less), 1)} {'less' if less >= 0 else 'more'} {what} than {best.name}, the best other rule"
+    stays = less <= 0 and best.name == "static"
+    kept = "; a placement that stays does as well: solve --strategy eplb --replica-rule quota" * stays
+    yield f"{words}{kept}"
+    yield (
+        f"a layer is looked at where its busiest device had over {percent(decision.trigger - 1)} more than the mean"
+        f"{f', and after one in {decision.every} recorded steps' if decision.every else ''}: {own.changes:,} changes"
+        f" in {part.num_steps:,} recorded steps, {own.experts_moved:,} experts with new owners; {own.unpaid:,} changes"
+        " cost more than they saved until the next one, or the end"
+    )
+    yield RUNTIME
+    if not options.timed:
+        yield "decided by balance alone, whatever moves cost: no profile times experts and exchanges"
+
+
+def sections(plan: Plan, width: int) -> Iterator[Section]:
+    """The policy, and what was tried on the fitted steps."""
+    decision, options = plan.decisions.rebalancing, RebalancingOptions.of(plan)
+    assert decision is not None
+    stands = "" if decision.record_steps == 1 else f"; a recorded step stands for {decision.record_steps}"
+    lines = [
+        f"policy    by the last {decision.window} recorded steps together; a move must pay within"
+        f" {decision.horizon_steps:g} steps{stands}",
+        f"slots     {options.slots} per device, which later steps may leave empty",
+    ]
+    if options.tried:
+        metric = STEP if options.timed else BALANCE
+        listed = ", ".join(f"{name} {_figure(one, metric)}" for name, one in options.tried.items())
+        what = "seconds of a layer" if options.timed else "max/mean load"
+        lines.append(f"tried     {what} on fitted steps: {listed}")
+    yield Section("Replicas that follow the load", (Text(tuple(lines)),), verbose=True)
+
+
+def _figure(number: float, metric: str) -> str:
+    return TimeUnit.worded(number) if metric == STEP else f"{number:.3f}"

@@ -1,0 +1,250 @@
+"""FlexMoE: replicas that follow the load while a model trains, from where they start and by a policy (solvers/flexmoe).
+
+Legend: B steps; L MoE layers; E experts; D devices, S slots of each.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....errors import InputError, UsageError
+from ....runtime.decisions import DispatchModel, PlacementDecision, RebalancingDecision
+from ....runtime.plan import Plan
+from ....solvers.arrays import Ints
+from ....solvers.flexmoe import Costs, Paper, Policy, Run, Split, initial
+from ....solvers.flexmoe.initial import BALANCE_ALONE, DEEP
+from ....solvers.outcome import ROUNDING, Objective, Outcome, Status
+from ....solvers.placement import Placement, ReplicaRule, slots_for
+from ....traces.count_form import CountTrace
+from ...evaluate.journey import Contender, Journey
+from ...evaluate.metrics import BALANCE
+from ...evaluate.rebalancing import Following
+from ...evaluate.replay import step_pairs
+from ...evaluate.scene import BACKWARD, Passes, Scene
+from ...options import RebalancingOptions, RuleRecord
+from ...params import Params
+from ...task import Task
+from ..strategy import Solution, Strategy, sidecar
+from . import FlexmoeParams
+from .rates import UNTIMED, rates
+from .recheck import recheck
+from .rules import PLAN, START, rules_of, window_balance
+from .schedule import Schedule
+from .sections import remarks, sections, table
+
+EXTRA = 2  # slots per device beyond one an expert that are tried where none are asked for
+USUAL, HORIZONS = 100.0, (30.0, 100.0, 300.0)  # steps; those that are tried where none is asked for
+TRIED_LAYERS, TRIED_STEPS = 4, 64  # on which slots and horizons are tried
+Pairs = NDArray[np.int32]
+
+
+class Flexmoe(Strategy):
+    """Replicas follow the load of a training run."""
+
+    name = "flexmoe"
+    decides = "rebalancing"
+    by_time = True
+    by_loads = True
+    uses = frozenset({"training"})
+    recheck = staticmethod(recheck)
+    remarks = staticmethod(remarks)
+    sections = staticmethod(sections)
+    table = staticmethod(table)
+
+    def check(self, task: Task) -> None:
+        """Refuse a plan for serving: its experts do not learn, and eplb places their replicas."""
+        if task.request.purpose == "serving":
+            raise UsageError("--for serving with --strategy flexmoe, which is for training; give --strategy eplb")
+
+    def passes(self, task: Task) -> Passes:
+        """Both passes of training."""
+        return Passes(BACKWARD, full_duplex=False)
+
+    def judged_on(self, scene: Scene, dispatch_model: DispatchModel) -> str:
+        """Balance, where seconds of a step are not known."""
+        return BALANCE
+
+    def variants(self, task: Task) -> Sequence[Params]:
+        """None: auto holds samples out by hash, and this goes by time."""
+        return ()
+
+    def solve(self, task: Task) -> Solution:
+        """Place replicas for the last fitted steps; slots and horizon, where none are asked for, are tried on these."""
+        _check_steps(task)
+        params, scene, started = FlexmoeParams.of(task.params), task.scene, time.perf_counter()
+        task.say("counting the pairs of every step")
+        fitted, *others = (pairs[:-1] for pairs in step_pairs(scene))
+        judging = others[0] if others else fitted
+        if not fitted[-START:].any():
+            raise InputError(
+                f"{task.source.path}: no token of the last {START} fitted steps is routed; there is nothing to place by"
+            )
+        chosen, tried = _chosen(task, params, fitted)
+        task.say("placing replicas for the last fitted steps")
+        window, group = fitted[-START:], scene.cluster.devices_per_node
+        placement = chosen.placement(window, group)
+        decision = chosen.decision(placement, scene.record_steps)
+        task.say("following the load on the steps that judge")
+        runs = {name: one.run(judging, placement, group) for name, one in rules_of(task, decision).items()}
+        named, sidecars = sidecar("schedule", Schedule.of(scene, runs).to_bytes())
+        options = RebalancingOptions(
+            slots=chosen.slots,
+            horizon=params.horizon,
+            timed=chosen.timed,
+            tried=tried,
+            followed={name: _record(run, scene, chosen.horizon) for name, run in runs.items()},
+        )
+        balance = window_balance(window, placement)
+        outcome = Outcome.of(
+            status=Status.FEASIBLE,
+            objective=Objective("window_balance", balance, "min"),
+            bound=1.0,
+            bound_kind="mean load",
+            proven=balance <= 1 + ROUNDING,
+            started=started,
+            backend="flexmoe",
+        )
+        return Solution(decision.model_copy(update={"schedule": named}), options, outcome, sidecars=sidecars)
+
+    def own(self, task: Task, plan: Plan, journey: Journey) -> Journey:
+        """The plan's journey, by the rule whose runs are known already."""
+        assert plan.decisions.rebalancing is not None
+        return replace(journey, following=rules_of(task, plan.decisions.rebalancing)[PLAN])
+
+    def rivals(self, task: Task, plan: Plan, journey: Journey) -> Sequence[Contender]:
+        """Other rules from the same placement on."""
+        decision, own = plan.decisions.rebalancing, Contender(PLAN, journey)
+        assert decision is not None
+        return [own.named(name, following=one) for name, one in rules_of(task, decision).items() if name != PLAN]
+
+
+def filled(tables: Ints, loads: Ints, group: int) -> Ints:
+    """Tables `[L, D, S]` without an empty slot: surplus ones hold replicas of the highest loads, `[L, E]`.
+
+    On several nodes those of experts come first that no other node holds: their sums stay inside the node.
+    """
+    full = tables.copy()
+    for of_layer, load_E in zip(full, loads, strict=True):
+        count_E = np.bincount(of_layer[of_layer >= 0], minlength=len(load_E))
+        for device, slot in np.argwhere(of_layer < 0).tolist():
+            others = np.delete(of_layer, np.s_[device // group * group : (device // group + 1) * group], axis=0)
+            share_E = load_E / count_E + load_E.sum() * ~np.isin(np.arange(len(load_E)), others)
+            share_E[of_layer[device][of_layer[device] >= 0]] = -1
+            of_layer[device, slot] = share_E.argmax()
+            count_E[of_layer[device, slot]] += 1
+    return full
+
+
+def _check_steps(task: Task) -> None:
+    """Refuse a trace without steps in their order, or one whose tokens have no home."""
+    source = task.source
+    if "step" not in source.known:
+        raise UsageError(f"{source.path}: no steps were recorded; flexmoe follows them: record a training run")
+    if source.meta.step_order == "unknown":
+        raise UsageError(f"{source.path}: its steps came in no known order; flexmoe follows them: record them in order")
+    ranks, devices = task.units.num_source_ranks, task.request.cluster.num_devices
+    if not isinstance(source, CountTrace) and "sample" not in source.known and ranks != devices:
+        raise UsageError(
+            f"{source.path}: no samples, and {ranks or 'no'} source ranks were recorded for {devices} devices; expected"
+            " samples, or as many ranks, to tell where tokens are"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """Room for replicas, and a policy."""
+
+    slots: int
+    horizon: float
+    method: Literal["search", "paper"]
+    costs: Costs
+    fixed_s: float | None  #: Seconds of a layer beside what the costs tell; None: nothing is timed, balance decides
+
+    @property
+    def timed(self) -> bool:
+        """Check whether seconds decide."""
+        return self.fixed_s is not None
+
+    @property
+    def policy(self) -> Policy:
+        """The policy; without seconds it decides where the load is out of balance, and by that."""
+        return Policy(horizon=self.horizon) if self.timed else Policy(horizon=self.horizon, every=0, evaluations=0)
+
+    def decision(self, placement: Placement, record_steps: int) -> RebalancingDecision:
+        """The decision that starts at a placement."""
+        searches, policy = self.method == "search", self.policy
+        return RebalancingDecision(
+            method=self.method,
+            start=PlacementDecision.of(placement),
+            trigger=policy.trigger if searches else Paper().threshold,
+            horizon_steps=self.horizon,
+            record_steps=record_steps,
+            window=policy.window if searches else Paper().window,
+            every=policy.every,
+            evaluations=policy.evaluations,
+            costs={name: float(one) for name, one in self.costs._asdict().items()},
+        )
+
+    def placement(self, window: Pairs, group: int) -> Placement:
+        """The placement of few seconds, or of the best balance, for the steps of a window together."""
+        records = np.ascontiguousarray(window[:, :, None], np.int64)
+        policy = DEEP if self.timed else BALANCE_ALONE
+        tables = initial(records, self.slots, self.costs, group=group, policy=policy)
+        tables = filled(tables, window.sum(axis=(0, 3)), group)
+        return Placement.from_sets(tables.tolist(), window.shape[2], ReplicaRule.QUOTA)
+
+    def figure(self, pairs: Pairs, group: int, record_steps: int) -> float:
+        """Mean seconds of a layer, or max/mean load, on steps after the first few, for which it places."""
+        placement = self.placement(pairs[:START], group)
+        rule = Paper() if self.method == "paper" else self.policy
+        split: Split = "capacity" if self.method == "paper" else "quota"
+        run = Following(rule, self.costs, split, record_steps, self.horizon).run(pairs, placement, group)
+        return run.step_s + self.fixed_s if self.fixed_s is not None else float(run.balance.mean())
+
+
+def _chosen(task: Task, params: FlexmoeParams, pairs: Pairs) -> tuple[_Candidate, dict[str, float]]:
+    """As asked for, else the fewest slots and the horizon that are best on the fitted steps, and what was tried."""
+    model, devices, scene = task.model, task.request.cluster.num_devices, task.scene
+    group, record_steps = scene.cluster.devices_per_node, scene.record_steps
+    slots_for(model.num_experts, devices, params.slots)
+    fewest = -(-model.num_experts // devices)
+    most = min(fewest + EXTRA, model.num_experts)
+    widths = [params.slots] if params.slots else [*range(min(fewest + 1, most), most + 1)]
+    horizons = HORIZONS if params.horizon is None and params.method == "search" else [params.horizon or USUAL]
+    layers = np.unique(np.linspace(0, model.num_layers - 1, TRIED_LAYERS).round().astype(np.int64))
+    some, tried = np.ascontiguousarray(pairs[-TRIED_STEPS:, layers]), dict[str, float]()
+
+    def best(candidates: Sequence[_Candidate]) -> _Candidate:
+        if len(candidates) == 1:
+            return candidates[0]
+        for one in candidates:
+            if (name := f"{one.slots} slots, {one.horizon:g} steps") not in tried:
+                task.say(f"trying {name} on the fitted steps")
+                tried[name] = one.figure(some, group, record_steps)
+        return min(candidates, key=lambda one: tried[f"{one.slots} slots, {one.horizon:g} steps"])
+
+    usual = USUAL if USUAL in horizons else horizons[0]
+    at_width = []
+    for width in widths:
+        costs, fixed_s = rates(scene, pairs, width) or (UNTIMED, None)
+        at_width.append(_Candidate(width, usual, params.method, costs, fixed_s))
+    room = best(at_width)
+    return best([replace(room, horizon=horizon) for horizon in horizons]), tried
+
+
+def _record(run: Run, scene: Scene, horizon: float) -> RuleRecord:
+    unpaid = sum(one.saved_s * one.records * scene.record_steps < one.price_s for one in run.changes)
+    return RuleRecord(
+        changes=len(run.changes),
+        violations=run.violations(horizon),
+        unpaid=unpaid,
+        experts_moved=run.moved,
+        planning_s=run.planning_s,
+    )
+
+
+STRATEGY = Flexmoe()

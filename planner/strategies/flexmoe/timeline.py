@@ -1,0 +1,86 @@
+"""The timeline of a layer whose replicas follow the load: its balance at every step under every rule, and the moves."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ....errors import UsageError
+from ....runtime.plan import Plan
+from ....solvers.arrays import Floats
+from ...document import Drawing, Section, check_page, write_page
+from .rules import PLAN
+from .schedule import COLUMNS, KINDS, Schedule
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+BASIS = "max/mean load of its devices, on the steps that judge"
+SHADES = " ▁▂▃▄▅▆▇█"
+LABEL = 26
+
+
+def timeline_picture(plan: Plan, layer: int, width: int, folder: Path) -> Iterable[str]:
+    """The timeline in characters, a row a rule and a column a few steps; UsageError for a layer that is not there."""
+    schedule, balance = _of_layer(plan, layer, folder)
+    columns = min(max(width - LABEL - 9, 8), len(schedule.steps))
+    parts = np.array_split(np.arange(len(schedule.steps)), columns)
+    worst = max(1.02, *(float(rows.max()) for rows in balance.values()))
+    yield f"layer {layer}: {BASIS}, {schedule.steps[0]:,} to {schedule.steps[-1]:,}"
+    each = f"{len(schedule.steps) / columns:.3g}"
+    yield f"a column = {each} recorded steps; empty = 1, {SHADES[-1]} = {worst:.2f}, on a log scale"
+    for name, rows in balance.items():
+        heights = [np.log(max(float(rows[part].mean()), 1.0)) / np.log(worst) for part in parts]
+        marks = "".join(
+            SHADES[min(int(np.ceil(height * (len(SHADES) - 1) - 0.05)), len(SHADES) - 1)] for height in heights
+        )
+        yield f"{name[:LABEL]:<{LABEL}} {rows.mean():.3f} |{marks}|"
+    steps = schedule.operations[schedule.operations[:, 1] == layer][:, 0]
+    moved = "".join("'" if np.isin(schedule.steps[part], steps).any() else " " for part in parts)
+    yield f"{'changes by the plan':<{LABEL}} {len(steps):>5} |{moved}|"
+
+
+def write_timeline(plan: Plan, layer: int, path: str | os.PathLike[str], folder: Path) -> None:
+    """Write the timeline of a layer as a page; errors as of `timeline_picture` and `check_page`."""
+    check_page(path, "; expected a page of balance over steps")
+    schedule, balance = _of_layer(plan, layer, folder)
+    text = (
+        f"{plan.model.name}, {plan.cluster}: {BASIS}. Ticks are moves of the plan; a lower line is better, 1 the best."
+    )
+    section = Section("Balance", (Drawing(lambda: _drawn(schedule, layer, balance)),))
+    write_page(path, f"Layer {layer}: balance while the model trains", text, [section])
+
+
+def trace_events(plan: Plan, layer: int, folder: Path) -> list[dict[str, Any]]:
+    """The moves of a layer, in the order of steps."""
+    schedule, _ = _of_layer(plan, layer, folder)
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in schedule.operations.tolist() if row[1] == layer]
+    return [row | {"kind": KINDS[row["kind"]]} for row in rows]
+
+
+def _of_layer(plan: Plan, layer: int, folder: Path) -> tuple[Schedule, dict[str, Floats]]:
+    """The schedule beside a plan, and the balance of a layer by rule, `[B]`."""
+    decision = plan.decisions.rebalancing
+    if decision is None or decision.schedule is None:
+        raise UsageError("no schedule beside the plan; expected one of moeplan solve --strategy flexmoe")
+    if not 0 <= layer < plan.model.num_layers:
+        raise UsageError(f"--timeline {layer}; expected an MoE layer, 0 to {plan.model.num_layers - 1}")
+    schedule = Schedule.from_bytes(decision.schedule.read(folder), plan.model.num_layers)
+    names = sorted(schedule.balance, key=lambda name: (name != PLAN, name))
+    return schedule, {name: schedule.balance[name][:, layer] for name in names}
+
+
+def _drawn(schedule: Schedule, layer: int, balance: dict[str, Floats]) -> "Figure":
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for number, (name, rows) in enumerate(balance.items()):
+        figure.add_scatter(x=schedule.steps, y=rows, name=name, line={"width": 1 if number else 3})
+    moved = schedule.operations[schedule.operations[:, 1] == layer][:, 0]
+    ticks = {"symbol": "line-ns-open", "size": 9}
+    figure.add_scatter(x=moved, y=[1.0] * len(moved), mode="markers", marker=ticks, name="changes by the plan")
+    return figure.update_layout(
+        xaxis={"title": "step of the training run"}, yaxis={"title": "busiest device over the mean", "type": "log"}
+    )
