@@ -21,7 +21,7 @@ from ..traces.model import ModelSpec
 from ..traces.reader import Trace
 from ..traces.split import earliest
 from .evaluate.journey import Contender, contiguous_in, journey_of, passes_of, today
-from .evaluate.metrics import BALANCE
+from .evaluate.metrics import load_metric
 from .evaluate.scene import Passes, Scene
 from .evaluate.splits import SampleIndex, UnitIndex
 from .options import EvaluationOptions, PlacementOptions
@@ -83,9 +83,11 @@ class LoadedPlan:
             trace.check_first_choices(f"{self.path}, a coherent plan,")
 
     def judged_on(self, scene: Scene) -> str:
-        """The metric of its verdict; counts without samples tell balance alone."""
+        """The metric of its verdict; counts without samples tell loads alone."""
         by_loads = isinstance(scene.source, CountTrace) and scene.samples is None
-        return BALANCE if by_loads else self.strategy.judged_on(scene, self.contender.journey.dispatch_model)
+        if by_loads:
+            return load_metric(scene.costs)
+        return self.strategy.judged_on(scene, self.contender.journey.dispatch_model)
 
     def unseen(self, index: UnitIndex | SampleIndex, sha256: str, phases: Sequence[str]) -> Bools:
         """Mask of the units of a trace that were not fitted, `[U]`: all of another trace's.

@@ -19,7 +19,7 @@ Reason = Annotated[str, Field(max_length=256)]
 Refined = Literal["sum", "steps", "robust"]
 By = Literal["published"] | Refined  # what a placement of eplb is made by
 TimedMetric = Literal["step_s", "experts_s"]
-Currency = Literal["step_s", "balance"]
+Currency = Literal["step_s", "experts_s", "balance"]
 Ended = Literal[Status.FEASIBLE, Status.TIME_LIMIT, Status.INTERRUPTED]
 NEAR = 1.02  # of the best: as good
 
@@ -269,8 +269,8 @@ class Tried(Record):
     parts: tuple[str, ...] = Field(min_length=1)  #: Its parts by name, in the order they were decided
     decisions: tuple[str, ...]  #: What it decides
     dispatch_model: DispatchModel
-    #: inner, shown: lower end of its gain over today, a share, on the fitted units that did not decide it, and whether
-    #: there is one; else the gain
+    #: inner, shown: its gain over today, a share, on the fitted units that did not decide it, and whether that has an
+    #: interval
     inner: float
     shown: bool
     share: Metric  #: The same on the part that judges

@@ -90,6 +90,11 @@ class Params:
         """The same with a search of so many seconds; `patient`: of the work that a core does in them, however long."""
         return self
 
+    @property
+    def kind(self) -> "Params":
+        """The same but for how much memory they ask for."""
+        return self
+
     def check(self, cluster: Cluster) -> None:
         """Refuse parameters that do not fit the cluster."""
 
@@ -131,3 +136,8 @@ class PlacementParams(Params):
             raise UsageError("--redundant auto; only eplb weighs how many: give a number, or --strategy eplb")
         if self.slots is not None and self.redundant:
             raise UsageError("--slots and --redundant both say how many slots there are; give one of them")
+
+    @property
+    def kind(self) -> Params:
+        """The same with any number of slots."""
+        return dataclasses.replace(self, slots=None, redundant=0)

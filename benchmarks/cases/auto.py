@@ -8,7 +8,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,6 @@ from moeplan.planner.request import Request
 from moeplan.planner.solve import Decided, Made, decide, judge, make, task_for
 from moeplan.planner.strategies.auto import AutoParams
 from moeplan.planner.strategies.auto.search import Part, Parts, Search, named
-from moeplan.planner.strategies.eplb import EplbParams
-from moeplan.planner.strategies.eplb.strategy import MOST_EXTRA
 from moeplan.planner.strategies.registry import STRATEGIES, strategy
 from moeplan.planner.task import Task
 from moeplan.profilers.cluster import Cluster
@@ -138,28 +136,22 @@ def _combinations(search: Search, tried: Collection[tuple[str, ...]]) -> Iterato
         began, seconds = time.perf_counter(), 0.0
         try:
             decided = decide(search.task_of(parts[-1], base, inner=False, search_s=SEARCH_S))
-            settled = replace(parts[-1], params=parts[-1].strategy.settled(parts[-1].params, decided.plan))
-            shown = (*parts[:-1], settled)
-            if tuple(part.name for part in shown) in tried:
+            if tuple(part.name for part in parts) in tried:
                 judge(decided)
                 seconds = time.perf_counter() - began
         except MoeplanError:
             continue  # none of this trace
-        if shown not in known:  # the number of replicas that a solve chooses is another one's, too
-            known[shown] = decided
-            yield Combination(shown, decided, seconds)
+        known[parts] = decided
+        yield Combination(parts, decided, seconds)
 
 
 def _parts(task: Task) -> Iterator[Part]:
-    """Every strategy that suits the use, under every dispatch model, with every number of replicas that it weighs."""
+    """Every strategy that suits the use, under every dispatch model, with every number of replicas that it tries."""
     for chosen in map(strategy, STRATEGIES):
         for model, params in itertools.product(chosen.dispatch_models, chosen.variants(task)):
             if (task.use == "training" and model not in TRAINED) or (task.use and task.use not in chosen.uses):
                 continue
             yield Part(chosen, model, params)
-            if getattr(params, "redundant", 0) == "auto":
-                own, extra = EplbParams.of(params), task.request.cluster.num_devices
-                yield from (Part(chosen, model, replace(own, redundant=extra * n)) for n in range(1, MOST_EXTRA + 1))
 
 
 def _judged(search: Search, every: list[Combination], auto: Made) -> tuple[dict[str, Figures], Figures]:
@@ -186,9 +178,10 @@ STUDIES = (
         instances=_instances,
         rows=_rows,
         baseline="the sum of the solves of what auto tries",
-        note="auto's plan beside every legal combination: what each saves of today's step (without a profile, of the"
-        " busiest device's load), and how much more than auto's, with the 95 % interval of that difference. Where the"
-        " interval holds 0, auto's plan is as good within what the samples tell. Seconds are wall time, of a"
+        note="auto's plan beside every legal combination: what each saves of today's step (of counts, of today's"
+        " seconds of experts; without a profile, of the busiest device's load), and how much more than auto's, with the"
+        " 95 % interval of that difference. Where the interval holds 0, auto's plan is as good within what the samples"
+        " tell; less than .01 does not matter, and auto keeps the plan that needs less. Seconds are wall time, of a"
         " combination those of its last part on the others' decisions; combinations without were not tried by auto."
         f" exflow searches for {SEARCH_S:g} s' worth of work.",
         needs=GPT_OSS,

@@ -18,6 +18,7 @@ from ...profilers.cluster import Cluster
 from ...runtime.decisions import DispatchModel
 from ...runtime.plan import Metric
 from ...solvers.arrays import Floats
+from .costs import CostModel
 from .price import IDEAL, STEP
 from .sums import Context, Draws, Summands, Sums, device_ratios, difference, drawn, interval, summed
 
@@ -152,6 +153,11 @@ def copies_metric(dispatch_model: DispatchModel, cluster: Cluster) -> str:
     Engines for such clusters (DeepEP) send a token once to each node; inside nodes links are several times faster.
     """
     return NODE_COPIES if dispatch_model == "standard" and cluster.num_nodes > 1 else COPIES
+
+
+def load_metric(costs: CostModel | None) -> Literal["experts_s", "balance"]:
+    """What the busiest device costs: the seconds of its experts, which know what their weights cost, else its load."""
+    return EXPERTS if costs is not None and costs.experts else BALANCE
 
 
 def metric_of(summands: Summands) -> Metric:

@@ -67,6 +67,7 @@ class Strategy:
     by_steps: ClassVar[bool] = False
     #: Steps are its units, and later ones are held out: it decides between steps, by what it has seen
     by_time: ClassVar[bool] = False
+    shifts_load: ClassVar[bool] = True  #: It may change what devices compute, and not only when or for whom
     moves_samples: ClassVar[bool] = False  #: Samples may be re-homed, and are counted one by one
     uses: ClassVar[frozenset[str]] = frozenset({"decode", "prefill", "training"})  #: What it can serve
     by_loads: ClassVar[bool] = False  #: The loads of experts are enough, as a trace in count form has them
@@ -114,10 +115,6 @@ class Strategy:
         """Check whether the strategy's decision may be added to those of a plan."""
         decided = {*plan.decisions.names}
         return decided <= self.beside and self.decides not in decided and plan.dispatch_model != "coherent"
-
-    def settled(self, params: Params, plan: Plan) -> Params:
-        """Parameters that fix the choices made by trying, so that they are made again on more samples."""
-        return params
 
     def own(self, task: "Task", plan: Plan, journey: Journey) -> Journey:
         """Journey of the plan for this solve; netmoe asks for bounds of the fitted steps."""

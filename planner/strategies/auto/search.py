@@ -1,7 +1,11 @@
-"""The search of auto: parts alone, the best of them with others on top, each part in turn replaced until nothing gains.
+"""The search of auto: parts alone, the best of them with others added, each part in turn replaced until nothing gains.
 
 Candidates are decided by one part of the fitted units and compared on the rest of these, all in one currency: percent
-of what today's step takes there; without seconds, of today's load on the busiest device.
+of what today's step takes there; without seconds of a step, of today's experts; without these, of today's load on the
+busiest device.
+
+They are ranked by the gain itself, on the same tokens in steps of the same size. Ends of intervals are no currency: of
+whole steps, as samples that move have them, of steps drawn from blocks, and of recorded ones they are not of one kind.
 """
 
 import itertools
@@ -19,7 +23,7 @@ from ....runtime.plan import Metric, Plan
 from ....solvers.outcome import Status
 from ...evaluate.evaluate import MATTERS, Evaluated, evaluate
 from ...evaluate.journey import Contender, today
-from ...evaluate.metrics import BALANCE, METRICS, Figures
+from ...evaluate.metrics import BALANCE, EXPERTS, METRICS, Figures
 from ...evaluate.price import STEP
 from ...options import AutoOptions, Currency, Ended, Tried
 from ...params import Params
@@ -31,7 +35,8 @@ from . import AutoParams
 if TYPE_CHECKING:
     from ...solve import Decided
 
-BEAM = 3  # candidates that others are put on top of
+BEAM = 3  # candidates that others are added to
+CURRENCIES: tuple[Currency, ...] = (STEP, EXPERTS, BALANCE)  # the best there is
 TRIAL_S = 1.0  # of a strategy that searches as long as it may, in a candidate and after Ctrl-C
 SHARE = 0.25  # of the time limit, at most, for such a search
 LEAST_S = 0.05  # for one where no time is left
@@ -52,6 +57,11 @@ class Part:
         title = self.strategy.titled(self.params)
         return f"{title}, {self.dispatch_model}" if len(self.strategy.dispatch_models) > 1 else title
 
+    @property
+    def kind(self) -> "Part":
+        """The same, whatever memory it asks for: numbers of replicas are of one kind."""
+        return replace(self, params=self.params.kind)
+
 
 Parts = tuple[Part, ...]
 
@@ -71,15 +81,10 @@ class Candidate:
         return self.share.low is not None
 
     @property
-    def sure(self) -> float:
-        """Lower end of the gain; the gain itself where it has no interval."""
-        return self.share.value if self.share.low is None else self.share.low
-
-    @property
     def needs(self) -> tuple[float, ...]:
         """What it asks for, the least first: parts to carry out, and slots."""
         placement = self.decided.plan.placement
-        return (len(self.parts), 0 if placement is None else placement.num_slots, -self.sure)
+        return (len(self.parts), 0 if placement is None else placement.num_slots, -self.share.value)
 
 
 @dataclass(eq=False)
@@ -95,7 +100,7 @@ class Search:
     known: dict[tuple[Hashable, ...], Figures] = field(default_factory=dict)  #: Of today, by label and scenes
 
     def run(self) -> None:
-        """Try every part alone, the best ones with others on top, then other parts in place of each.
+        """Try every part alone, the best ones with others added, then other parts in place of each.
 
         UsageError where no strategy can plan for the task; errors of its trace and its profile.
         """
@@ -119,11 +124,12 @@ class Search:
 
     @cached_property
     def metric(self) -> Currency:
-        """The currency: the seconds of a step where those of today's are known, else the busiest device's load."""
+        """The currency: seconds of a step where those of today's are known, else of its experts, else their load."""
         task = replace(self.task, request=replace(self.task.request, size=self.task.size), inner=True)
         usual = today(task.model, task.request.cluster)
         evaluated = self.evaluated(task, usual)
-        return STEP if STEP in evaluated.judged[usual.label].value else BALANCE
+        known = evaluated.judged[usual.label].value
+        return next((one for one in CURRENCIES if one in known), BALANCE)
 
     def parts(self) -> Iterator[Part]:
         """Parts that the use, the engine and the dispatch model asked for allow; those that search long come last."""
@@ -135,6 +141,8 @@ class Search:
                     self.refused[(part,)] = f"not for {use}"
                 elif engine and (chosen.decides not in ENGINES[engine].carries or model != "standard"):
                     self.refused[(part,)] = f"{engine} does not carry it out"
+                elif self.metric != STEP and not chosen.shifts_load:
+                    self.refused[(part,)] = "it changes no device's load, and nothing times whole steps"
                 elif asked in (None, model):
                     yield part
 
@@ -166,10 +174,9 @@ class Search:
         return max(min(SHARE * limit_s, limit_s - self.elapsed_s), LEAST_S)
 
     def ranked(self) -> list[Candidate]:
-        """The candidates: the one that needs least of those within 1 % of the best, then by the gain that is sure."""
-        rows = sorted({*self.tried.values()}, key=lambda one: (not one.shown, -one.sure, named(one.parts)))
-        near = [one for one in rows if one.shown == rows[0].shown and rows[0].sure - one.sure < MATTERS]
-        best = min(near, key=lambda one: one.needs)
+        """The candidates: the one that needs least of those within 1 % of the best, then by what they gain."""
+        rows = sorted(self.tried.values(), key=lambda one: (not one.shown, -one.share.value, named(one.parts)))
+        best = humblest(rows)
         return [best, *(one for one in rows if one is not best)]
 
     def gains(self, others: Sequence[Parts]) -> bool:
@@ -180,22 +187,32 @@ class Search:
         return self.ranked()[0] is not before
 
     def grown(self) -> Iterator[Parts]:
-        """The best candidates with one part more on top, which may gain there alone."""
-        alone = [one.parts[0] for one in self.ranked() if len(one.parts) == 1]
-        for candidate, part in itertools.product(self.ranked()[:BEAM], alone):
-            yield (*candidate.parts, part)
+        """The best candidates of different kinds with one part more between theirs, which may gain there alone."""
+        every = self.kinds()
+        alone = [one.parts[0] for one in every if len(one.parts) == 1]
+        for candidate, part in itertools.product(every[:BEAM], alone):
+            for at in reversed(range(len(candidate.parts) + 1)):
+                yield (*candidate.parts[:at], part, *candidate.parts[at:])
 
     def replaced(self) -> Iterator[Parts]:
-        """The best candidate with another part in place of each of several."""
+        """The best candidate with another part in place of each of several: of its kind, or the best of another's."""
         parts = self.ranked()[0].parts
-        for at, other in itertools.product(range(len(parts)), self.gaining()):
-            if len(parts) > 1 and other.strategy.decides == parts[at].strategy.decides:
+        every, best = ([one.parts[0] for one in rows if len(one.parts) == 1] for rows in (self.gaining(), self.kinds()))
+        for at, other in itertools.product(range(len(parts)), every):
+            same = other.strategy.decides == parts[at].strategy.decides
+            if len(parts) > 1 and same and (other in best or other.kind == parts[at].kind):
                 yield (*parts[:at], other, *parts[at + 1 :])
 
-    def gaining(self) -> list[Part]:
-        """The parts that gain alone."""
-        alone = (one for one in self.ranked() if len(one.parts) == 1)
-        return [one.parts[0] for one in alone if one.share.value >= MATTERS]
+    def kinds(self) -> list[Candidate]:
+        """The candidates, of several that differ in memory alone the best."""
+        alike = dict[Parts, list[Candidate]]()
+        for one in self.ranked():
+            alike.setdefault(tuple(part.kind for part in one.parts), []).append(one)
+        return [humblest(rows) for rows in alike.values()]
+
+    def gaining(self) -> list[Candidate]:
+        """The candidates that gain."""
+        return [one for one in self.ranked() if one.share.value >= MATTERS]
 
     def attempt(self, parts: Parts) -> None:
         """Decide the last part on top of the others and compare it with today; what cannot be decided is refused."""
@@ -219,7 +236,7 @@ class Search:
         if (engine := self.params.engine) and engine not in engines_of(candidate.decided.plan):
             self.refused[parts] = f"{engine} does not carry it out"
         else:
-            self.tried[parts] = self.tried.setdefault(candidate.parts, candidate)
+            self.tried[parts] = candidate
         if any(one.status is Status.INTERRUPTED for one in candidate.decided.plan.outcome.values()):
             raise KeyboardInterrupt  # a search that kept its best
 
@@ -230,10 +247,9 @@ class Search:
         began = time.perf_counter()
         decided = decide(self.task_of(part, base.decided if base else None, inner=True, search_s=self.search_s))
         share, _, _ = self.beside_today(decided)
-        settled = replace(part, params=part.strategy.settled(part.params, decided.plan))
         searched_s = decided.solution.outcome.wall_s if searches(part.strategy) else 0.0
         wall_s = time.perf_counter() - began - searched_s + (base.wall_s if base else 0.0)
-        return Candidate((*(base.parts if base else ()), settled), decided, share, wall_s)
+        return Candidate((*(base.parts if base else ()), part), decided, share, wall_s)
 
     def beside_today(self, decided: "Decided") -> tuple[Metric, dict[str, float], dict[str, float]]:
         """The gain over today on the part that judges, and the figures of both; errors as in `compared`."""
@@ -308,6 +324,13 @@ class Search:
         return tried(candidate, candidate.decided.plan, share, ours, usual)
 
 
+def humblest(rows: Sequence[Candidate]) -> Candidate:
+    """The candidate that needs least of those within 1 % of the best."""
+    best = max(rows, key=lambda one: (one.shown, one.share.value))
+    near = [one for one in rows if one.shown == best.shown and best.share.value - one.share.value < MATTERS]
+    return min(near, key=lambda one: one.needs)
+
+
 def tried(candidate: Candidate, plan: Plan, share: Metric, metrics: dict[str, float], today: dict[str, float]) -> Tried:
     """The record of a candidate with a plan of its parts, and the plan's figures beside today's."""
     return Tried(
@@ -315,7 +338,7 @@ def tried(candidate: Candidate, plan: Plan, share: Metric, metrics: dict[str, fl
         decisions=plan.decisions.names,
         dispatch_model=plan.dispatch_model,
         engines=engines_of(plan),
-        inner=candidate.sure,
+        inner=candidate.share.value,
         shown=candidate.shown,
         share=share,
         metrics=metrics,

@@ -10,7 +10,7 @@ from ....solvers.outcome import Status
 from ....traces.model import ModelSpec
 from ...document import Column, Table
 from ...evaluate.evaluate import MATTERS
-from ...evaluate.metrics import ATTENTION, BALANCE, COMBINE, COPIES, DISPATCH, EXPERTS, KV, TAIL
+from ...evaluate.metrics import ATTENTION, BALANCE, COMBINE, COPIES, DISPATCH, EXPERTS, KV, METRICS, TAIL
 from ...evaluate.price import IDEAL, STEP
 from ...figures import TimeUnit, change_text
 from ...options import AutoOptions, Tried
@@ -46,9 +46,9 @@ def table(plan: Plan, part: Part) -> Table:
     ]
     rows = sorted([*rows, Row("today", 1.0, whole=True, metrics=today)], key=lambda row: row.share)
     columns = [Column("", [row.name for row in rows])]
-    if options.metric == STEP:
-        unit = TimeUnit.up_to(max(row.share for row in rows) * today[STEP])
-        columns.append(Column(f"step, {unit.name}", [unit.text(row.share * today[STEP]) for row in rows]))
+    if (spec := METRICS[options.metric]).unit == "seconds":
+        unit = TimeUnit.up_to(max(row.share for row in rows) * today[spec.name])
+        columns.append(Column(f"{spec.column}, {unit.name}", [unit.text(row.share * today[spec.name]) for row in rows]))
     columns.append(Column("% of today", [f"{100 * row.share:.0f}" for row in rows]))
     if options.metric == STEP and IDEAL in today:
         columns.append(Column("% of ideal", [_of_ideal(row, today) for row in rows]))
@@ -113,7 +113,7 @@ def _why(one: Tried, options: AutoOptions) -> str:
         return f"{change}, which a single step does not show: give fewer tokens per step, or record more"
     if one.share.value > best.share.value:  # here, not where they were compared
         less = "within 1 % of the plan, which needs less" if one.inner > best.inner else "less than the plan"
-        return f"{change} here, but surely only {change_text(one.inner)} on the samples they were compared on: {less}"
+        return f"{change} here, but {change_text(one.inner)} on the samples they were compared on: {less}"
     if one.share.value >= MATTERS:
         return ""
     grown = {

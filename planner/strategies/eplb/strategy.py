@@ -22,7 +22,7 @@ from ...certify.certificate import Certificate
 from ...certify.recounted import count_fitted
 from ...evaluate.evaluate import evaluate
 from ...evaluate.journey import EVENLY, Contender, Journey
-from ...evaluate.metrics import BALANCE, EXPERTS, TAIL
+from ...evaluate.metrics import BALANCE, EXPERTS, TAIL, load_metric
 from ...evaluate.price import STEP
 from ...evaluate.scene import Scene
 from ...options import By, Candidate, Choice, EvaluationOptions, Member, PlacementOptions, Redundancy, TimedMetric
@@ -50,19 +50,26 @@ class Eplb(PlacementStrategy):
     sections = staticmethod(sections)
 
     def judged_on(self, scene: Scene, dispatch_model: DispatchModel) -> str:
-        """Balance, the objective of EPLB."""
-        return BALANCE
+        """The seconds of the busiest device's experts; where nothing times them balance, the objective of EPLB."""
+        return load_metric(scene.costs)
 
     def variants(self, task: Task) -> Sequence[Params]:
-        """One slot per expert, and as many replicas as serve; on several nodes with every expert on each, too; and for
+        """One slot per expert, and every number of replicas; on several nodes with every expert on each, too; and for
         the exact split where an engine is asked for that carries it out.
         """
-        even, near, exact = (EplbParams(redundant="auto", replica_rule=rule) for rule in ("even", "nearest", "lp"))
+        even, near, exact = (EplbParams(replica_rule=rule) for rule in ("even", "nearest", "lp"))
         engine = ENGINES.get(getattr(task.params, "engine", None) or "")
         splits = engine is not None and family_of(engine.splits, task.model, None)
         fits = _fewest(task, near) <= _fewest(task, even) + MOST_EXTRA and not isinstance(task.source, CountTrace)
         several = task.request.cluster.num_nodes > 1
-        return EplbParams(), even, *([near] if fits and several else []), *([exact] if splits else [])
+        rules = [even, *([near] if fits and several else []), *([exact] if splits else [])]
+        numbers = [
+            replace(params, redundant=extra)
+            for params in rules
+            for slots in _widths(task, params)
+            if (extra := slots * len(task.alive) - task.model.num_experts)
+        ]
+        return even, *numbers
 
     def titled(self, params: Params) -> str:
         """The strategy by name, with its replicas: "32 nearest" where every node holds every expert."""
@@ -71,11 +78,6 @@ class Eplb(PlacementStrategy):
             return super().titled(asked)
         replicas = f", {asked.redundant}" if asked.redundant else ""
         return f"{super().titled(replace(asked, replica_rule='even', redundant=0))}{replicas} {asked.replica_rule}"
-
-    def settled(self, params: Params, plan: Plan) -> Params:
-        """The number of replicas that was chosen."""
-        weighed = PlacementOptions.of(plan).redundancy
-        return params if weighed is None else replace(EplbParams.of(params), redundant=weighed.chosen.redundant)
 
     def rivals(self, task: Task, plan: Plan, journey: Journey) -> Sequence[Contender]:
         """Those of any placement; where steps are split exactly, published EPLB so, too, and the plan split evenly."""
@@ -93,11 +95,9 @@ class Eplb(PlacementStrategy):
         UsageError where no token of the part that judges is routed.
         """
         params = EplbParams.of(task.params)
-        fewest, usual = _fewest(task, params), _fewest(task, replace(params, replica_rule="even"))
-        most = max(fewest, min(usual + MOST_EXTRA, task.model.num_experts))
-        contenders, ways = list[Contender](), dict[int, Way]()
-        for slots in range(fewest, most + 1):
-            task.say(f"weighing {slots} slots per device, of {fewest} to {most}")
+        widths, contenders, ways = _widths(task, params), list[Contender](), dict[int, Way]()
+        for slots in widths:
+            task.say(f"weighing {slots} slots per device, of {widths[0]} to {widths[-1]}")
             slots_D = _slots_of(slots, task)
             ways[slots] = by, _ = _way(task, slots_D)
             placement = solved(by, loads_by(by, left_out(task, 0)[0]), task, slots_D).placement
@@ -117,7 +117,7 @@ class Eplb(PlacementStrategy):
                 seconds=figures.value[timed[0]] if timed else None,
                 memory_bytes=None if each is None else slots * task.model.num_layers * each,
             )
-            for slots, figures in enumerate(judged, fewest)
+            for slots, figures in zip(widths, judged, strict=True)
         )
         metric = timed[0] if timed else BALANCE
         apart = all(len(one.in_parts.cohorts) > 1 for _, one in task.members)
@@ -192,6 +192,12 @@ def _way(task: Task, slots: Ints) -> Way:
 def _slots_of(slots: int, task: Task) -> Ints:
     """Slots of every device, `[D]`: equal on all devices that are alive."""
     return np.isin(np.arange(task.request.cluster.num_devices), task.alive) * np.int64(slots)
+
+
+def _widths(task: Task, params: EplbParams) -> range:
+    """Numbers of slots per device that are tried: the fewest, and up to 4 more than without a replica rule."""
+    fewest, usual = _fewest(task, params), _fewest(task, replace(params, replica_rule="even"))
+    return range(fewest, max(fewest, min(usual + MOST_EXTRA, task.model.num_experts)) + 1)
 
 
 def _fewest(task: Task, params: EplbParams) -> int:

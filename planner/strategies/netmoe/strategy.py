@@ -38,6 +38,7 @@ class Netmoe(Strategy):
     dispatch_models = ("migrating",)
     beside = frozenset({"placement", "pipeline"})
     by_steps = True
+    shifts_load = False
     uses = frozenset({"prefill", "training"})
     pays_from = PAYS_FROM
     moves_samples = True

@@ -34,6 +34,7 @@ class Pipemoe(Strategy):
     decides = "pipeline"
     beside = frozenset({"placement"})
     by_steps = True
+    shifts_load = False
     uses = frozenset({"prefill", "training"})
     recheck = staticmethod(recheck)
     remarks = staticmethod(remarks)
