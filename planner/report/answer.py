@@ -58,7 +58,8 @@ def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
     if share is None:  # older plans
         ends = [end / base if base and end is not None else None for end in (verdict.gain.low, verdict.gain.high)]
         share = Metric(value=verdict.gain.value / base if base else 0.0, low=ends[0], high=ends[1])
-    noun = spec.noun if verdict.metric != STEP else "of the step" if ATTENTION in theirs.metrics else "of the MoE step"
+    nouns = {STEP: f"of the {'' if ATTENTION in theirs.metrics else 'MoE '}step", EXPERTS: "of the experts' time"}
+    noun = nouns.get(verdict.metric, spec.noun)
     interval = "no interval"
     if share.low is not None and share.high is not None:
         interval = f"95 %: {change_text(share.high, share.low)}"
