@@ -1,6 +1,7 @@
 """Screen and page of an auto plan: all candidates in one currency, gains of each part, and parts that do not pay."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ....runtime.decisions import PipelineDecision
@@ -36,10 +37,10 @@ class Row:
 
 
 def table(plan: Plan, part: Part) -> Table:
-    """The candidates beside today, the fastest first; of many the slowest are left out."""
+    """The candidates beside today, the fastest first; of many the slowest are left out, and numbers of replicas."""
     options = AutoOptions.of(plan)
-    today, best, others = options.tried[0].today, options.tried[0], _by_share(options.tried[1:])
-    shown = others[: MOST_ROWS - 2]
+    today, best = options.tried[0].today, options.tried[0]
+    shown = sorted(_different(options), key=lambda one: -one.share.value)[: MOST_ROWS - 2]
     rows = [
         Row(one.name + (" (plan)" if one is best else ""), 1 - one.share.value, _whole(one), one.metrics)
         for one in (best, *shown)
@@ -55,19 +56,19 @@ def table(plan: Plan, part: Part) -> Table:
     columns.append(Column("balance (p95)", [_balance(row.metrics) for row in rows]))
     if all(COPIES in row.metrics for row in rows):
         columns.append(Column("copies/token", [f"{row.metrics[COPIES]:.2f}" for row in rows]))
-    left = len(others) - len(shown)
+    left = len(options.tried) - 1 - len(shown)
     return Table(columns, whole=True, note=f"{left} more rows: --json" if left else "")
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
     """Gain of each part, plans that engines carry out, and parts that are not worth it, with the reason."""
     options = AutoOptions.of(plan)
-    best, others = options.tried[0], options.tried[1:]
+    best = options.tried[0]
     if options.status is not Status.FEASIBLE:
         yield f"{ENDED[options.status]}: the best found until then; what was not tried, or not judged, is left out"
     yield from _added(options)
     yield from _carried(options, plan.model)
-    for one in others:
+    for one in _different(options):
         if len(one.parts) == 1 and one.parts[0] not in best.parts and (reason := _why(one, options)):
             yield f"not worth it: {one.name}, {reason}"
     alike = dict[str, list[str]]()
@@ -126,8 +127,12 @@ def _why(one: Tried, options: AutoOptions) -> str:
     return change
 
 
-def _by_share(tried: Sequence[Tried]) -> list[Tried]:
-    return sorted(tried, key=lambda one: -one.share.value)
+def _different(options: AutoOptions) -> list[Tried]:
+    """The candidates beside the chosen one; of those that differ in a number alone, as of replicas, the best."""
+    best = dict[str, Tried]()
+    for one in options.tried:  # ranked, the chosen one first
+        best.setdefault(re.sub(r"\d+", "", one.name), one)
+    return [one for one in best.values() if one is not options.tried[0]]
 
 
 def _whole(one: Tried) -> bool:
