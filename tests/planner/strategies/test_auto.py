@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,15 @@ from moeplan.planner.evaluate.evaluate import evaluate
 from moeplan.planner.options import AutoOptions
 from moeplan.planner.report.plan import solve_report
 from moeplan.planner.solve import Decided, decide, plan_and_today, task_for
-from moeplan.planner.strategies.auto import search, sections
-from moeplan.planner.strategies.auto.search import Search
+from moeplan.planner.strategies.auto import AutoParams, search, sections
+from moeplan.planner.strategies.auto.search import Candidate, Part, Parts, Search
 from moeplan.planner.strategies.exflow.strategy import Exflow
 from moeplan.planner.strategies.registry import STRATEGIES, strategy
+from moeplan.profilers.description import on_cluster
+from moeplan.profilers.presets import load_preset
+from moeplan.profilers.profile import save
 from moeplan.runtime.exports import prepared
-from moeplan.runtime.plan import load
+from moeplan.runtime.plan import Metric, load
 from moeplan.solvers.outcome import Status
 from moeplan.traces.reader import Trace
 from moeplan.traces.schema import PHASES, TokenBatch
@@ -192,6 +196,68 @@ def test_few_slots_and_parts_are_preferred_to_gains_that_do_not_matter(plan: Any
     assert all(one.inner - chosen.inner < MATTERS for one in others if one.shown >= chosen.shown)
     smaller = [one for one in others if chosen.inner - one.inner < 0 and len(one.parts) < len(chosen.parts)]
     assert not smaller
+
+
+def searched(trace: Trace, shares: dict[Parts, Metric], **asked: Any) -> Search:
+    """A search that has compared these candidates, without slots, on the inner split."""
+    nothing: Any = SimpleNamespace(plan=SimpleNamespace(placement=None))
+    found = Search(task_for(request(trace, "auto", **asked)), AutoParams(), time.perf_counter())
+    found.tried |= {parts: Candidate(parts, nothing, share, 0.0) for parts, share in shares.items()}
+    return found
+
+
+def part(name: str, **params: Any) -> Part:
+    """A part under its strategy's first dispatch model."""
+    chosen = strategy(name)
+    return Part(chosen, chosen.dispatch_models[0], STRATEGIES[name].params(**params))
+
+
+def test_candidates_are_ranked_by_what_they_gain_and_not_by_ends_of_unlike_intervals(trace: Trace) -> None:
+    """Two whole steps of samples that move say little and look sure; a step drawn from blocks has a wide interval."""
+    drawn, moving = (part("eplb", redundant=8), part("pipemoe")), (part("eplb"), part("netmoe"))
+    gains: dict[Parts, Metric] = {
+        drawn: Metric(value=0.58, low=0.3909, high=0.71),
+        moving: Metric(value=0.41, low=0.3934, high=0.44),
+    }
+    assert [one.parts for one in searched(trace, gains).ranked()] == [drawn, moving]
+
+
+def test_a_part_is_added_below_one_that_nothing_stands_on(trace: Trace) -> None:
+    eplb, pipemoe, netmoe = map(part, ("eplb", "pipemoe", "netmoe"))
+    gains: dict[Parts, float] = {(eplb, netmoe): 0.4, (eplb,): 0.3, (netmoe,): 0.2, (pipemoe,): 0.1}
+    shares = {parts: Metric(value=gain, low=gain, high=gain) for parts, gain in gains.items()}
+    assert (eplb, pipemoe, netmoe) in [*searched(trace, shares).grown()]
+
+
+def test_numbers_of_replicas_take_one_place_among_the_best_and_stand_in_for_each_other(trace: Trace) -> None:
+    numbers, pipemoe, netmoe = [part("eplb", redundant=4 * n) for n in range(4)], part("pipemoe"), part("netmoe")
+    gains: dict[Parts, float] = {(one,): 0.4 + 0.001 * n for n, one in enumerate(numbers)} | {
+        (pipemoe,): 0.3,
+        (netmoe,): 0.2,
+    }
+    gains[numbers[0], pipemoe] = 0.5
+    shares = {parts: Metric(value=gain, low=gain, high=gain) for parts, gain in gains.items()}
+    found = searched(trace, shares)
+    assert (pipemoe, netmoe) in [*found.grown()]
+    assert {*found.replaced()} == {(one, pipemoe) for one in numbers}
+
+
+def test_every_number_of_replicas_is_compared_by_the_seconds_of_experts_where_these_are_known(tmp_path: Path) -> None:
+    """More replicas are more even, and read more weights: at few tokens the least of them is the fastest."""
+    trace, _ = tallied(tmp_path / "counts", hidden_size=2048, ffn_size=1024, dtype_bytes=2)
+    save(on_cluster(load_preset("h200_sxm"), "2x2", ("inter=50:5",)), tmp_path / "h200.json")
+    by_load, by_seconds = (planned(trace, "auto", profile=one) for one in (None, tmp_path / "h200.json"))
+    for plan, metric in ((by_load, "balance"), (by_seconds, "experts_s")):
+        chosen, *others = auto_of(plan).tried
+        assert names(plan) == {("eplb",), *((f"eplb, {4 * n} replicas",) for n in (1, 2, 3, 4))}
+        assert auto_of(plan).metric == plan.verdict.metric == metric
+        assert chosen.inner > max(one.inner for one in others) - MATTERS
+    assert known(by_load.placement).num_slots > known(by_seconds.placement).num_slots
+    best = {
+        metric: min(auto_of(by_seconds).tried, key=lambda one: one.metrics[metric])
+        for metric in ("balance", "experts_s")
+    }
+    assert best["balance"].parts != best["experts_s"].parts
 
 
 # What may be chosen.
