@@ -23,6 +23,7 @@ PARTS = {
     "experts take": (EXPERTS,),
 }
 MOST_ROWS = 10
+NUMBER = re.compile(r"\d+")
 ENDED = {Status.TIME_LIMIT: "time limit", Status.INTERRUPTED: "interrupted"}
 
 
@@ -96,7 +97,7 @@ def _carried(options: AutoOptions, model: ModelSpec) -> Iterator[str]:
     if best.engines:
         yield f"for {', '.join(best.engines)}, too: moeplan apply with --engine NAME -o DIR"
         return
-    for one in sorted(options.tried, key=lambda one: -one.inner):
+    for one in sorted((best, *_different(options)), key=lambda one: -one.inner):
         if one.engines and one.inner >= MATTERS:
             carried.setdefault(one.engines, one)
     listed = "; ".join(
@@ -128,11 +129,19 @@ def _why(one: Tried, options: AutoOptions) -> str:
 
 
 def _different(options: AutoOptions) -> list[Tried]:
-    """The candidates beside the chosen one; of those that differ in a number alone, as of replicas, the best."""
-    best = dict[str, Tried]()
-    for one in options.tried:  # ranked, the chosen one first
-        best.setdefault(re.sub(r"\d+", "", one.name), one)
-    return [one for one in best.values() if one is not options.tried[0]]
+    """The candidates beside the chosen one; of those that differ in a number alone, as of replicas, the one that would
+    be chosen: the least number within 1 % of the best.
+    """
+    alike = dict[str, list[Tried]]()
+    for one in options.tried:
+        alike.setdefault(NUMBER.sub("", one.name), []).append(one)
+    others = list[Tried]()
+    for rows in alike.values():
+        best = max(rows, key=lambda one: (one.shown, one.inner))
+        near = [one for one in rows if one.shown == best.shown and best.inner - one.inner < MATTERS]
+        if options.tried[0] not in rows:
+            others.append(min(near, key=lambda one: [*map(int, NUMBER.findall(one.name))]))
+    return others
 
 
 def _whole(one: Tried) -> bool:

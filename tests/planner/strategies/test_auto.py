@@ -231,10 +231,8 @@ def test_a_part_is_added_below_one_that_nothing_stands_on(trace: Trace) -> None:
 
 def test_numbers_of_replicas_take_one_place_among_the_best_and_stand_in_for_each_other(trace: Trace) -> None:
     numbers, pipemoe, netmoe = [part("eplb", redundant=4 * n) for n in range(4)], part("pipemoe"), part("netmoe")
-    gains: dict[Parts, float] = {(one,): 0.4 + 0.001 * n for n, one in enumerate(numbers)} | {
-        (pipemoe,): 0.3,
-        (netmoe,): 0.2,
-    }
+    gains: dict[Parts, float] = {(pipemoe,): 0.3, (netmoe,): 0.2}
+    gains |= {(one,): 0.4 + 0.001 * n for n, one in enumerate(numbers)}
     gains[numbers[0], pipemoe] = 0.5
     shares = {parts: Metric(value=gain, low=gain, high=gain) for parts, gain in gains.items()}
     found = searched(trace, shares)
