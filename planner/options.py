@@ -269,10 +269,11 @@ class Tried(Record):
     parts: tuple[str, ...] = Field(min_length=1)  #: Its parts by name, in the order they were decided
     decisions: tuple[str, ...]  #: What it decides
     dispatch_model: DispatchModel
-    #: inner, shown: its gain over today, a share, on the fitted units that did not decide it, and whether that has an
-    #: interval
+    #: inner, shown: lower end of its gain over today, a share, on the fitted units that did not decide it, and whether
+    #: there is one; else the gain
     inner: float
     shown: bool
+    gain: float | None = None  #: The gain itself there; None in older plans
     share: Metric  #: The same on the part that judges
     engines: tuple[str, ...]  #: Engines whose files carry all of it
     #: metrics, today: its figures there, and today's beside it

@@ -4,16 +4,19 @@ Candidates are decided by one part of the fitted units and compared on the rest 
 of what today's step takes there; without seconds of a step, of today's experts; without these, of today's load on the
 busiest device.
 
-They are ranked by the gain itself, on the same tokens in steps of the same size. Ends of intervals are no currency: of
-whole steps, as samples that move have them, of steps drawn from blocks, and of recorded ones they are not of one kind.
+Those whose samples stay are ranked by the gain that is sure, the lower end of its interval, and so are those whose
+samples move. Between the two the gain itself decides: samples that move are resampled by whole steps, others by steps
+drawn from blocks where steps are few, and ends of unlike intervals are no currency.
 """
 
+import heapq
 import itertools
 import math
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ....errors import InputError, MoeplanError, UsageError
@@ -81,10 +84,28 @@ class Candidate:
         return self.share.low is not None
 
     @property
+    def sure(self) -> float:
+        """Lower end of the gain; the gain itself where it has no interval."""
+        return self.share.value if self.share.low is None else self.share.low
+
+    @property
+    def gain(self) -> float:
+        """The gain itself."""
+        return self.share.value
+
+    @property
+    def moves(self) -> bool:
+        """Check whether its samples move, so that it has another kind of interval."""
+        return self.decided.task.moves_samples
+
+    @property
     def needs(self) -> tuple[float, ...]:
         """What it asks for, the least first: parts to carry out, and slots."""
         placement = self.decided.plan.placement
-        return (len(self.parts), 0 if placement is None else placement.num_slots, -self.share.value)
+        return (len(self.parts), 0 if placement is None else placement.num_slots, -self.sure)
+
+
+SURE, GAIN = attrgetter("sure"), attrgetter("gain")
 
 
 @dataclass(eq=False)
@@ -174,10 +195,12 @@ class Search:
         return max(min(SHARE * limit_s, limit_s - self.elapsed_s), LEAST_S)
 
     def ranked(self) -> list[Candidate]:
-        """The candidates: the one that needs least of those within 1 % of the best, then by what they gain."""
-        rows = sorted(self.tried.values(), key=lambda one: (not one.shown, -one.share.value, named(one.parts)))
-        best = humblest(rows)
-        return [best, *(one for one in rows if one is not best)]
+        """The candidates: the best, of which there are two where samples move in some, then by what they gain."""
+        rows = sorted(self.tried.values(), key=lambda one: (not one.shown, -one.sure, named(one.parts)))
+        alike = [kind for moves in (False, True) if (kind := [one for one in rows if one.moves == moves])]
+        best = humblest([humblest(kind, SURE) for kind in alike], GAIN)
+        merged = heapq.merge(*alike, key=lambda one: (not one.shown, -one.gain))  # the first that is left of each
+        return [best, *(one for one in merged if one is not best)]
 
     def gains(self, others: Sequence[Parts]) -> bool:
         """Attempt some; whether one of them is better than all before."""
@@ -208,7 +231,7 @@ class Search:
         alike = dict[Parts, list[Candidate]]()
         for one in self.ranked():
             alike.setdefault(tuple(part.kind for part in one.parts), []).append(one)
-        return [humblest(rows) for rows in alike.values()]
+        return [humblest(rows, SURE) for rows in alike.values()]
 
     def gaining(self) -> list[Candidate]:
         """The candidates that gain."""
@@ -324,10 +347,10 @@ class Search:
         return tried(candidate, candidate.decided.plan, share, ours, usual)
 
 
-def humblest(rows: Sequence[Candidate]) -> Candidate:
-    """The candidate that needs least of those within 1 % of the best."""
-    best = max(rows, key=lambda one: (one.shown, one.share.value))
-    near = [one for one in rows if one.shown == best.shown and best.share.value - one.share.value < MATTERS]
+def humblest(rows: Sequence[Candidate], by: Callable[[Candidate], float]) -> Candidate:
+    """The candidate that needs least of those within 1 % of the best by some figure."""
+    best = max(rows, key=lambda one: (one.shown, by(one)))
+    near = [one for one in rows if one.shown == best.shown and by(best) - by(one) < MATTERS]
     return min(near, key=lambda one: one.needs)
 
 
@@ -338,7 +361,8 @@ def tried(candidate: Candidate, plan: Plan, share: Metric, metrics: dict[str, fl
         decisions=plan.decisions.names,
         dispatch_model=plan.dispatch_model,
         engines=engines_of(plan),
-        inner=candidate.share.value,
+        inner=candidate.sure,
+        gain=candidate.gain,
         shown=candidate.shown,
         share=share,
         metrics=metrics,

@@ -115,7 +115,7 @@ def _why(one: Tried, options: AutoOptions) -> str:
         return f"{change}, which a single step does not show: give fewer tokens per step, or record more"
     if one.share.value > best.share.value:  # here, not where they were compared
         less = "within 1 % of the plan, which needs less" if one.inner > best.inner else "less than the plan"
-        return f"{change} here, but {change_text(one.inner)} on the samples they were compared on: {less}"
+        return f"{change} here, but surely only {change_text(one.inner)} on the samples they were compared on: {less}"
     if one.share.value >= MATTERS:
         return ""
     grown = {

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ....errors import CertificationError, UsageError
+from ....runtime.decisions import SamplePolicyDecision
 from ....runtime.exports import ENGINES, unserved
 from ....runtime.plan import Metric, Plan
 from ...certify.certificate import Certificate
 from ...evaluate.evaluate import MATTERS
 from ...figures import percent
-from ...options import AutoOptions
+from ...options import AutoOptions, Tried
 from ...params import Params
 from ...task import Task
 from ..strategy import Again, Strategy
@@ -87,7 +88,11 @@ class Auto(Strategy):
             for name in own:
                 same(f"options.auto: {name} of {what}", claimed[name], own[name])
         same("options.auto: share of chosen", chosen.share, _share(plan, options.metric))
-        if any(one.shown >= chosen.shown and one.inner - chosen.inner >= MATTERS for one in options.tried):
+        alike = [one for one in options.tried if _moves(one) == _moves(chosen) or None in (one.gain, chosen.gain)]
+        others = [one for one in options.tried if one not in alike]
+        if any(one.shown >= chosen.shown and one.inner - chosen.inner >= MATTERS for one in alike) or (
+            others and _loses(chosen, others)
+        ):
             raise CertificationError(f"options.auto: another one gained {percent(MATTERS)} more than {chosen.name}")
         certificate.checked("the chosen candidate of auto")
 
@@ -95,6 +100,18 @@ class Auto(Strategy):
         """Those of the engine that was asked for."""
         engine = AutoOptions.of(plan).engine
         return f" --engine {engine} -o {engine}" if engine else ""
+
+
+def _moves(one: Tried) -> bool:
+    """Check whether samples move, so that the gain has another kind of interval."""
+    return SamplePolicyDecision.key in one.decisions
+
+
+def _loses(chosen: Tried, others: Sequence[Tried]) -> bool:
+    """Check whether all that are about the best of others, whose intervals are of another kind, gain more."""
+    best = max(others, key=lambda one: (one.shown, one.inner))
+    near = [one for one in others if one.shown == best.shown and best.inner - one.inner < MATTERS]
+    return best.shown >= chosen.shown and all((one.gain or 0) - (chosen.gain or 0) >= MATTERS for one in near)
 
 
 def _figures(plan: Plan) -> tuple[dict[str, float], dict[str, float]]:
