@@ -117,7 +117,7 @@ def test_a_profile_times_the_experts_and_says_why_nothing_else(tmp_path: Path, m
     profile = make_profile("2x2")
     plan = on_counts(trace, profile=profile)
     assert {name for name in judged(plan)[OURS] if name.endswith("_s")} == {"experts_s"}
-    assert plan.verdict.metric == "balance"
+    assert plan.verdict.metric == "experts_s"
     assert "predicted seconds" in certify(plan, trace.path, profile).checks
     for strategy in ("exflow", "contiguous", "pipemoe"):
         with pytest.raises(InputError, match=f"counts alone; {strategy} needs tokens"):
