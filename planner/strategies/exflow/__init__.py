@@ -8,7 +8,7 @@ from ....errors import UsageError
 from ...params import HORIZON, HOW, WHOLE, PlacementParams, flag
 
 Objective = Literal["hops", "copies"]
-PATIENCE = 10  # of a patient search: seconds for a second's worth of work
+PATIENCE = 100  # of a patient search: seconds for a second's worth of work, also on a machine that is loaded
 MOST_LOAD = 4096  # of a device over the mean: all devices there may be
 
 
