@@ -21,7 +21,6 @@ from ...traces.count_form import CountTable, CountTrace
 from ...traces.reader import Trace
 from ...traces.schema import TokenBatch
 from ..evaluate.journey import Journey
-from ..evaluate.replay import goes_by_pairs
 from ..evaluate.scene import Scene
 from ..evaluate.splits import Cohort, Located
 from ..evaluate.tally import COUNTS, Tally
@@ -179,7 +178,7 @@ class _Sheet:
         self.journey, self.cohort, self.group = journey, cohort, scene.cluster.devices_per_node
         self.moves, self.by_step = journey.moves is not None, scene.samples is not None
         loads_alone = isinstance(scene.source, CountTrace) and not self.moves
-        self.by_pairs = loads_alone and goes_by_pairs(scene, journey)
+        self.by_pairs = loads_alone and scene.goes_by_pairs(journey)
         splits = (journey.placement.has_replicas and journey.rule in BY_STEP) or journey.following is not None
         splits = splits or self.by_pairs
         if journey.placement.has_replicas and loads_alone and journey.rule != "even" and not splits:

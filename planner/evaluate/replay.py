@@ -136,7 +136,7 @@ def _walked(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: 
         for cohort in cohorts:
             layers, devices = trace.meta.model.num_layers, cluster.num_devices
             check_cells("loads", cluster, steps=cohort.num_rows, layers=layers, devices=devices)
-        pairwise = [one for one in journeys if goes_by_pairs(scene, one)]
+        pairwise = [one for one in journeys if scene.goes_by_pairs(one)]
         alone = [one for one in journeys if one not in pairwise]
         by_pairs = _of_pairs(scene, pairwise, ports=ports) if pairwise else [[] for _ in cohorts]
         rows = _row_loads(scene) if alone else [np.zeros(0, np.int64)] * len(cohorts)
@@ -167,13 +167,6 @@ def _walked(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: 
         ]
         for row, choosing in zip(tallies, choosers, strict=True)
     ]
-
-
-def goes_by_pairs(scene: Scene, journey: Journey) -> bool:
-    """Check whether a journey on counts goes by the pairs of every step, by source where these are known."""
-    if scene.samples is not None:
-        return False
-    return journey.following is not None or (scene.paired and journey.dispatch_model == "standard")
 
 
 def _of_pairs(scene: Scene, journeys: Sequence[Journey], *, ports: bool) -> list[list[Tally]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from .costs import CostModel
 from .splits import Cohort, SampleIndex, UnitIndex, by_pairs
 from .step_size import StepSize
 from .traffic import Counter, SampleCounts
+
+if TYPE_CHECKING:
+    from .journey import Journey
 
 BACKWARD = 2.0  # the gradients of inputs and of weights are two products for each of forward
 
@@ -48,6 +51,12 @@ class Scene:
     #: Whether counts tell the pairs of every step by source, so that exchanges are timed
     paired: bool = False
     record_steps: int = 1  #: That a recorded step stands for: the mean distance between two
+
+    def goes_by_pairs(self, journey: "Journey") -> bool:
+        """Check whether a journey on counts goes by the pairs of every step, by source where these are known."""
+        if self.samples is not None:
+            return False
+        return journey.following is not None or (self.paired and journey.dispatch_model == "standard")
 
     @classmethod
     def of(

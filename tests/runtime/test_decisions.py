@@ -173,7 +173,10 @@ def test_a_registered_kind_of_decision_is_carried_like_those_of_the_product(tmp_
             {"toy": Toy(sizes=(1, 2)), "sample_policy": policy()},
             "sample_policy and toy, which no dispatch model carries",
         ),
-        ({"game": {"sizes": [1, 2]}}, "decisions.game; this moeplan knows placement, pipeline, sample_policy, toy"),
+        (
+            {"game": {"sizes": [1, 2]}},
+            "decisions.game; this moeplan knows placement, pipeline, sample_policy, rebalancing, toy",
+        ),
     ],
     ids=str,
 )

@@ -12,7 +12,7 @@ class FlexmoeParams(Params):
     """Parameters of flexmoe: room for replicas, and how patient it is."""
 
     methods: ClassVar[Mapping[str, str]] = {
-        "search": "By the exact split of every step, and predicted seconds where a profile times them",
+        "search": "By the exact split of every step, and seconds",
         "paper": "FlexMoE's Algorithms 1 to 3, corrected",
     }
 
