@@ -21,6 +21,7 @@ from .engine.layer import ParallelExperts, RoutedTokens
 from .engine.traffic import Sent, Traffic
 from .gradients import heed_wrapper, put_off, spread_experts
 from .plan import Plan
+from .rebalancer import Rebalancer
 
 TOKENS = ("input_ids", "inputs_embeds")  # names by which models take them
 
@@ -38,6 +39,8 @@ class ExpertParallelModel(nn.Module):
     #: without coherence it is those of its own samples, one D-th on average
     cache_bytes: int
     routed: tuple[RoutedTokens, ...]  #: What the last forward routed here, one item a layer
+    #: What was done for the load of a training; None: the plan's replicas stay where they are
+    rebalancing: Rebalancer | None = None
 
     def __init__(
         self,

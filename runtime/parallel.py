@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import MismatchError, MoeplanError, UsageError
 from ..solvers import contiguous
+from ..solvers.arrays import Ints
 from ..solvers.placement import Placement
 from .active import LoadedPlan
 from .decisions import DispatchModel
@@ -33,6 +34,7 @@ from .expert_parallel import ExpertParallelModel
 from .gradients import collect_before_steps, leave_out_experts, spread_experts
 from .models.checkpoint import fill_model, read_checkpoint
 from .plan import Plan
+from .rebalancer import Rebalancer, Schedule, checked, tables_of
 from .whole import name_held, take_held
 
 Gradients = Literal["mean", "sum"]
@@ -46,6 +48,7 @@ def parallelize(
     dispatch: DispatchModel | None = None,
     gradients: Gradients = "mean",
     checkpoint: str | os.PathLike[str] | None = None,
+    schedule: Schedule | None = None,
 ) -> ExpertParallelModel:
     """The model with its experts spread over the ranks of `group`; all ranks call it together.
 
@@ -68,6 +71,9 @@ def parallelize(
     checkpoint
         A folder of safetensors to load the weights from, of which this rank reads its own experts only; the model may
         then have been made on the device "meta".
+    schedule
+        For a plan whose replicas follow the load: the tables `[L, D, S]` of experts in slots, -1 in empty ones, by the
+        first step that is to run under them, in place of the plan's policy.
 
     Raises
     ------
@@ -77,7 +83,7 @@ def parallelize(
         There is no process group, a mesh has several dimensions, the model has no routed blocks, or the dispatch model
         does not go with the plan.
     InputError
-        The checkpoint is not this model's.
+        The checkpoint is not this model's, or the schedule breaks a rule of placements.
     """
     if not dist.is_initialized():
         raise UsageError("no process group; call torch.distributed.init_process_group, or start under torchrun")
@@ -86,9 +92,11 @@ def parallelize(
     chosen = dispatch or plan.dispatch_model
     with _together(group):
         dispatcher = _dispatcher(model, plan, chosen, dist.get_world_size(group))
+        if schedule is not None:
+            _check_schedule(schedule, plan)
     _agree(plan, chosen, group)
     placement, blocks = _placement(plan), routed_blocks(model)
-    owner_LE = [owners_of(placement.holds(layer)) for layer in range(len(blocks))]
+    owner_LE = _owners(plan, placement)
     owned = {
         block.experts_name: np.flatnonzero(owner_E == dist.get_rank(group)).tolist()
         for block, owner_E in zip(blocks, owner_LE, strict=True)
@@ -110,6 +118,7 @@ def parallelize(
             group=group,
             device=next(experts.parameters()).device,
             owner=owner_LE[layer],
+            counted=plan.decisions.rebalancing is not None,
         )
         chunks = Chunks.planned(plan.decisions.pipeline, layer)
         block.module.experts = ParallelExperts(experts, here, group, chunks=chunks, gradient_share=share)
@@ -121,6 +130,8 @@ def parallelize(
     for wrapped in (spread, model):
         leave_out_experts(wrapped)
     collect_before_steps(model)
+    if plan.decisions.rebalancing is not None:
+        spread.rebalancing = Rebalancer(plan, spread.blocks, group, schedule)
     return spread
 
 
@@ -128,6 +139,21 @@ def _placement(plan: Plan) -> Placement:
     """The plan's placement, contiguous where it decides none."""
     model = plan.model
     return plan.placement or contiguous.solve(model.num_layers, model.num_experts, plan.cluster).placement
+
+
+def _owners(plan: Plan, placement: Placement) -> list[Ints]:
+    """The owners of each layer's experts `[E]` at the start; where they may move, those that evaluation starts from."""
+    from ..solvers.flexmoe.follow import first_homes
+
+    if plan.decisions.rebalancing is None:
+        return [owners_of(placement.holds(layer)) for layer in range(placement.num_layers)]
+    return [first_homes(table, placement.num_experts) for table in tables_of(placement)]
+
+
+def _check_schedule(schedule: Schedule, plan: Plan) -> None:
+    if plan.decisions.rebalancing is None:
+        raise UsageError("a schedule for a plan that decides no rebalancing; give one of solve --strategy flexmoe")
+    checked(schedule, _placement(plan))
 
 
 def _group(given: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:

@@ -3,6 +3,7 @@
 Legend: T tokens; K experts per token; M hidden size; E experts; n rows that arrive; m copies received; S slots.
 """
 
+import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from ...profilers.routed import applied, partial_sums
 from .chunks import Chunks
 from .copies import Copies, select, select_buffers
 from .layer_placement import LayerPlacement
+from .loads import Counts, Loads
 from .rebinding import move_experts
 from .stopwatch import lap
 from .traffic import Sent, Traffic
@@ -49,6 +51,7 @@ class _Last:
 
     routed: RoutedTokens
     sent: Sent
+    counts: Counts | None = None  #: Of all ranks, where steps are split by them
 
     def __init__(self) -> None:
         self.pairs, self.trips = 0, weakref.WeakSet[Trip]()
@@ -78,7 +81,11 @@ class ParallelExperts(nn.Module):
     ----------
     local
         The module that computes the experts in this rank's slots.
+    loads
+        Where the counts of forwards that train are summed up; None: nobody asks for them.
     """
+
+    loads: Loads | None
 
     def __init__(
         self,
@@ -92,9 +99,8 @@ class ParallelExperts(nn.Module):
         super().__init__()
         self.placement, self.group, self.chunks = placement, group, chunks or Chunks.whole()
         self.local = experts
-        self.weights = Weights(experts, placement, gradient_share)
-        if "num_experts" in vars(experts):  # as those of transformers count them
-            experts.num_experts = len(placement.held)  # type: ignore[assignment]
+        self.weights, self.loads = Weights(experts, placement, gradient_share), None
+        self._count_held()
         self.sample = self.position = torch.zeros(0, dtype=torch.int64, device=placement.slot_of_expert.device)
         self._last = _Last()
 
@@ -127,8 +133,9 @@ class ParallelExperts(nn.Module):
     def rebind(self, placement: LayerPlacement, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Hold the experts of another placement from the next forward on; a collective call between two steps.
 
-        Replicas come with the weights that travel then. Experts that change their owner move with their gradients and
-        their rows of the optimizer's state; parameters stay the same objects.
+        Replicas come with the weights that travel then, and take the memory of those that are held, no more. Experts
+        that change their owner move with their gradients and their rows of the optimizer's state; parameters stay the
+        same objects.
 
         Parameters
         ----------
@@ -138,20 +145,19 @@ class ParallelExperts(nn.Module):
         Raises
         ------
         UsageError
-            The placement has another number of slots here, a forward waits for its backward pass, or the optimizer's
-            state is not by expert.
+            A forward waits for its backward pass, or the optimizer's state is not by expert.
         """
-        if len(placement.held) != len(self.held):
-            raise UsageError(
-                f"a placement with {len(placement.held)} slots on this rank in place of one with {len(self.held)};"
-                " expected as many"
-            )
         if self._last.waiting:
             raise UsageError("experts moved between a forward and its backward pass; move them after the backward pass")
         self.weights.collect()
         move_experts(self.weights, self.placement.owner, placement.owner, self.group, optimizer)
         self.weights.take(placement)
         self.placement = placement
+        self._count_held()
+
+    def _count_held(self) -> None:
+        if "num_experts" in vars(self.local):  # as those of transformers count them
+            self.local.num_experts = len(self.held)  # type: ignore[assignment]
 
     def begin(self, sample_T: Tensor, position_T: Tensor) -> None:
         """Say which tokens the next forward is about, int64 `[T]`."""
@@ -233,6 +239,9 @@ class ParallelExperts(nn.Module):
         self._last.sent = trip.sent(self._last.pairs)
         if trip.recording and not in_backward():
             self._last.trips.add(trip)
+        if self.loads is not None and y_nM.requires_grad:
+            assert self._last.counts is not None
+            y_nM.register_hook(functools.partial(self.loads.add, self._last.counts))
         return y_nM
 
     def _refuse_other_turns(self) -> None:
@@ -250,7 +259,8 @@ class ParallelExperts(nn.Module):
             self.begin(torch.zeros_like(ids_TK[:, 0]), torch.arange(len(ids_TK), device=ids_TK.device))
         self._last.routed = RoutedTokens(self.sample, self.position, ids_TK)
         if self.placement.quota is not None:
-            return self.placement.quota.choose(ids_TK)
+            device_TK, self._last.counts = self.placement.quota.choose(ids_TK)
+            return device_TK
         return self.placement.replicas.choose(ids_TK, self.sample, self.position)
 
     def contributions(self, x_mM: Tensor, weight_mK: Tensor, ids_mK: Tensor) -> Tensor:

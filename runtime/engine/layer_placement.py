@@ -88,6 +88,7 @@ class LayerPlacement:
         group: dist.ProcessGroup | None,
         device: torch.device | str = "cpu",
         owner: Ints | None = None,
+        counted: bool = False,
     ) -> "LayerPlacement":
         """A layer of a placement over the ranks of `group`, as tensors on `device`.
 
@@ -95,11 +96,13 @@ class LayerPlacement:
         ----------
         owner
             The owners of experts before, int64 `[E]`, who stay owners of what they hold; None: nobody was.
+        counted
+            Whether ranks gather the counts of every forward even where no expert has replicas.
         """
         rank, device, held_ED = dist.get_rank(group), torch.device(device), placement.holds(layer)
         owner = owners_of(held_ED, owner)
         replicated = held_ED.sum() > len(held_ED)
-        by_step = replicated and placement.replica_rule is ReplicaRule.QUOTA
+        by_step = (replicated or counted) and placement.replica_rule is ReplicaRule.QUOTA
         held = sorted(placement.held(layer, rank), key=lambda expert: (owner[expert] != rank, owner[expert], expert))
         slot_of_expert = torch.full((placement.num_experts + 1,), -1, device=device)
         slot_of_expert[held] = torch.arange(len(held), device=device)

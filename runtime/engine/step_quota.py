@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...solvers.placement import Placement
 from .gather import all_gather
+from .loads import Counts
 from .stopwatch import lap
 from .watch import naming_lost_ranks
 
@@ -40,8 +41,8 @@ class StepQuota:
         return cls(holders_of(row_P, placement.slots, placement.num_experts, devices_per_node), group)
 
     @naming_lost_ranks()
-    def choose(self, ids_TK: Tensor) -> Tensor:
-        """The device of each of this rank's pairs, int64 `[T, K]`; a collective call.
+    def choose(self, ids_TK: Tensor) -> tuple[Tensor, Counts]:
+        """The device of each of this rank's pairs, int64 `[T, K]`, and the counts of all; a collective call.
 
         The pairs of an expert take turns, so that every piece of a step is split alike.
         """
@@ -55,8 +56,8 @@ class StepQuota:
             if work is not None:
                 work.wait()
             pairs_ED = np.ascontiguousarray(count_DE.view(size, -1).T.cpu().numpy(), np.int64)
-            dealt_PD, _ = split(pairs_ED, self.holders, INTER_RATIO)
+            dealt_PD, busiest = split(pairs_ED, self.holders, INTER_RATIO)
             _, device_Q = in_turn(np.ascontiguousarray(dealt_PD[:, rank : rank + 1]), self.holders)
             device_TK = torch.empty_like(ids_TK).flatten()
             device_TK[ids_TK.flatten().argsort(stable=True)] = torch.from_numpy(device_Q).to(ids_TK)
-            return device_TK.view_as(ids_TK)
+            return device_TK.view_as(ids_TK), Counts(pairs_ED, busiest)

@@ -1,0 +1,47 @@
+"""The load of a layer's experts in a step of training, which every rank knows.
+
+Legend: E experts; D devices.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ...solvers.arrays import Ints
+
+
+class Counts(NamedTuple):
+    """Token-expert pairs of one forward of a layer."""
+
+    pairs: Ints  #: By expert and source, `[E, D]`
+    busiest: int  #: Those of the device that computes most of them
+
+    @property
+    def balance(self) -> float:
+        """Max/mean load of the devices, as `solvers.flexmoe` has it."""
+        return float(self.busiest * self.pairs.shape[1] / max(self.pairs.sum(), 1))
+
+
+@dataclass(slots=True)
+class Loads:
+    """Sum of the counts of forwards, each added once its backward pass has begun: others train nothing."""
+
+    pairs: Ints | None = None  #: None: of no forward
+    _balances: float = 0.0
+    _forwards: int = 0
+
+    def add(self, counts: Counts, _gradient: Tensor) -> None:
+        """Count a forward; a hook of its output."""
+        self.pairs = counts.pairs if self.pairs is None else self.pairs + counts.pairs
+        self._balances += counts.balance
+        self._forwards += 1
+
+    @property
+    def balance(self) -> float:
+        """Mean max/mean of the forwards."""
+        return self._balances / max(self._forwards, 1)
+
+    def clear(self) -> None:
+        """Start the next step."""
+        self.pairs, self._balances, self._forwards = None, 0.0, 0

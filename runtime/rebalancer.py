@@ -1,0 +1,341 @@
+"""Replicas that follow the load of a training: a policy decides beside a step, and ranks take its tables after it.
+
+Legend: L MoE layers; E experts; D devices; S slots of a device; W records of the window.
+"""
+
+import dataclasses
+import hashlib
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import ArrayLike
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from ..errors import InputError, MismatchError, UsageError
+from ..solvers.arrays import Ints
+from ..solvers.placement import Placement, ReplicaRule
+from .engine.gather import all_gather, gathered
+from .engine.layer import ParallelExperts
+from .engine.layer_placement import LayerPlacement
+from .engine.loads import Loads
+from .engine.watch import naming_lost_ranks
+from .plan import Plan
+from .rebalancing import policy_of
+
+if TYPE_CHECKING:
+    from ..solvers.flexmoe import Operation
+
+EMPTY = -1  # in a slot that holds no expert
+Schedule = Mapping[int, ArrayLike]
+
+
+class _Known(NamedTuple):
+    """What a decision about one layer goes by."""
+
+    layer: int
+    window: Ints  #: `[W, 1, E, D]`
+    table: Ints  #: `[D, S]`
+    owner: Ints  #: `[E]`
+
+
+class Rebalancer:
+    """The placements of a model in training, which its plan's policy changes as the load does.
+
+    The token-expert pairs of one step in `record_steps` are a record. Rank l mod D decides the table of layer l in a
+    thread, while the next step runs. Once the optimizer has taken that step, ranks tell each other the tables and take
+    them. So all hold the same ones, and the same counts lead to the same tables at the same steps.
+
+    Parameters
+    ----------
+    blocks
+        The experts of each MoE layer.
+    schedule
+        Tables `[L, D, S]` by the first step, from 0, that is to run under them, in place of the policy.
+
+    Attributes
+    ----------
+    step
+        Optimizer steps taken that trained the experts.
+    tables
+        The expert in every slot, -1 in an empty one, `[L, D, S]`.
+    balance
+        Max/mean load of the devices in the last step, the mean of its micro-batches, by layer, `[L]`.
+    operations
+        What was done; `record` is the first step that ran so.
+    moved
+        Experts that changed their owner, optimizer state included.
+    planning_s
+        CPU seconds of the decisions made on this rank.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        blocks: Sequence[ParallelExperts],
+        group: dist.ProcessGroup | None,
+        schedule: Schedule | None = None,
+    ) -> None:
+        decision, placement = plan.decisions.rebalancing, plan.placement
+        assert decision is not None
+        assert placement is not None
+        self.blocks, self.group = blocks, group
+        self.num_experts, self.devices_per_node = plan.model.num_experts, plan.cluster.devices_per_node
+        self.step, self.moved, self.planning_s = 0, 0, 0.0
+        self.tables, self.balance = tables_of(placement), np.ones(len(blocks))
+        self.operations: list[Operation] = []
+        self._rule, self._costs = policy_of(decision)
+        self._records, self._record_steps = 0, decision.record_steps
+        self._window: deque[Ints] = deque(maxlen=self._rule.window)  # records `[L, E, D]`, latest last
+        self._deciding: Future[tuple[list[Ints], float]] | None = None
+        self._thread = ThreadPoolExecutor(1, "moeplan-rebalancing")
+        self._strangers = weakref.WeakSet[Optimizer]()  # that stepped, and hold no expert
+        for block in blocks:
+            block.loads = Loads()
+        self._schedule = None if schedule is None else checked(schedule, placement)
+        if self._schedule is not None:
+            self._agree(repr([(step, table.tolist()) for step, table in self._schedule.items()]), "schedule")
+            self._take(self._schedule.get(0, self.tables), None)
+        _call_after_steps(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # a copy of the model follows nothing
+
+    @property
+    def changes(self) -> list[tuple[int, int]]:
+        """Every change of a table: the first step that ran under the new one, and the layer."""
+        return sorted({(one.record, one.layer) for one in self.operations})
+
+    # After a step
+
+    @naming_lost_ranks()
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Take the tables that were decided while the step ran, and begin to decide the next; a collective call.
+
+        Raises
+        ------
+        UsageError
+            No optimizer holds the experts' parameters, or owners cannot change under this one.
+        """
+        loads = [block.loads or Loads() for block in self.blocks]
+        if all(load.pairs is None for load in loads) or not self._trains(optimizer):
+            return
+        recorded = self._schedule is None and self.step % self._record_steps == 0
+        self.step += 1
+        self.balance = np.array([load.balance for load in loads])
+        if self._schedule is not None:
+            self._take(self._schedule.get(self.step, self.tables), optimizer)
+        elif self._deciding is not None:
+            tables, seconds = self._deciding.result()
+            self._deciding, self.planning_s = None, self.planning_s + seconds
+            self._take(self._told(tables), optimizer)
+        if recorded:
+            none = np.zeros((self.num_experts, self.tables.shape[1]), np.int64)
+            self._window.append(np.stack([none if load.pairs is None else load.pairs for load in loads]))
+            self._records += 1
+            self._decide()
+        for load in loads:
+            load.clear()
+
+    def _trains(self, optimizer: Optimizer) -> bool:
+        """Check whether an optimizer holds parameters of experts; any does where all are frozen."""
+        trained = {id(own) for block in self.blocks for own in block.parameters() if own.requires_grad}
+        if not trained or any(id(own) in trained for group in optimizer.param_groups for own in group["params"]):
+            return True
+        if self.step == 0 and optimizer in self._strangers:
+            raise UsageError(
+                f"{type(optimizer).__name__} took two steps and holds none of the experts' parameters, and no other"
+                " optimizer took one; make one of model.parameters(), or freeze the experts"
+            )
+        self._strangers.add(optimizer)
+        return False
+
+    def _told(self, tables: Sequence[Ints]) -> Ints:
+        """The tables of all layers `[L, D, S]`, from those that each rank decided; a collective call."""
+        size, shape = dist.get_world_size(self.group), self.tables.shape[1:]
+        most = -(-len(self.blocks) // size)
+        sent = torch.full((most, *shape), EMPTY, dtype=torch.int32)
+        sent[: len(tables)] = torch.from_numpy(np.array(tables).reshape(-1, *shape))
+        sent = sent.to(self.blocks[0].placement.slot_of_expert.device)
+        arrived = sent.new_empty(size * most, *shape)
+        work = all_gather(arrived, sent, self.group)
+        if work is not None:
+            work.wait()
+        by_layer = arrived.view(size, most, *shape).transpose(0, 1).flatten(0, 1)
+        told: Ints = by_layer[: len(self.blocks)].cpu().numpy().astype(np.int64)
+        return told
+
+    def _take(self, tables: Ints, optimizer: Optimizer | None) -> None:
+        """Hold the experts as tables `[L, D, S]` say; a collective call."""
+        from ..solvers.flexmoe.follow import operations
+        from ..solvers.flexmoe.state import holds, homes_after
+
+        for layer, (block, table) in enumerate(zip(self.blocks, tables, strict=True)):
+            before, after = (holds(one, self.num_experts) for one in (self.tables[layer], table))
+            if not np.array_equal(before, after):
+                owner = homes_after(block.placement.owner, after, self.devices_per_node)
+                self._rebind(layer, table, owner, optimizer)
+                self.operations += operations(before, after, self.step, layer, self.devices_per_node)
+
+    def _rebind(self, layer: int, table: Ints, owner: Ints, optimizer: Optimizer | None) -> None:
+        block = self.blocks[layer]
+        place = LayerPlacement.of(
+            placement_of(table, self.num_experts),
+            0,
+            devices_per_node=self.devices_per_node,
+            group=self.group,
+            device=block.placement.slot_of_expert.device,
+            owner=owner,
+            counted=True,
+        )
+        moved = int((owner != block.placement.owner).sum())
+        block.rebind(place, optimizer if any(own.requires_grad for own in block.parameters()) else None)
+        self.tables[layer], self.moved = table, self.moved + moved
+
+    # The decision
+
+    def _decide(self) -> None:
+        """Begin to decide the tables of this rank's layers from what is known now."""
+        mine = range(dist.get_rank(self.group), len(self.blocks), dist.get_world_size(self.group))
+        known = [
+            _Known(
+                layer,
+                np.stack([record[layer] for record in self._window])[:, None],
+                self.tables[layer].copy(),
+                self.blocks[layer].placement.owner,
+            )
+            for layer in mine
+        ]
+        self._deciding = self._thread.submit(self._decided, known, self._records - 1)
+
+    def _decided(self, known: Sequence[_Known], record: int) -> tuple[list[Ints], float]:
+        """The tables from now on of these layers, and the CPU seconds that it took to decide."""
+        from ..solvers.flexmoe import Seen
+        from ..solvers.flexmoe.seconds import EXACT, judged
+        from ..solvers.flexmoe.state import holders_in
+
+        started, tables, node, costs = time.thread_time(), list[Ints](), self.devices_per_node, self._costs
+        for layer, window, table, owner in known:
+            balance, seconds = judged(window[-1], holders_in(table, self.num_experts, node), costs, EXACT)
+            seen = Seen(record, layer, window, table, owner, balance, float(seconds.sum()), node, costs)
+            new = self._rule(seen) if window.any() else None
+            tables.append(table if new is None else new)
+        return tables, time.thread_time() - started
+
+    # What is kept
+
+    def state_dict(self) -> dict[str, Any]:
+        """State between two steps, from which training goes on as it would have; the same on all ranks."""
+        owners = np.stack([block.placement.owner for block in self.blocks])
+        return {
+            "step": self.step,
+            "records": self._records,
+            "deciding": self._deciding is not None,
+            "tables": torch.from_numpy(self.tables.copy()),
+            "owners": torch.from_numpy(owners),
+            "window": [torch.from_numpy(record) for record in self._window],
+            "balance": torch.from_numpy(self.balance),
+            "operations": [dataclasses.astuple(one) for one in self.operations],
+            "moved": self.moved,
+            "planning_s": self.planning_s,
+        }
+
+    @naming_lost_ranks()
+    def load_state_dict(self, state: Mapping[str, Any], optimizer: Optimizer | None = None) -> None:
+        """Go on from a state; a collective call, before the optimizer's own state is loaded.
+
+        Parameters
+        ----------
+        optimizer
+            Where its state is loaded already, so that it moves with the experts.
+
+        Raises
+        ------
+        MismatchError
+            The state is of other sizes, or another on other ranks; nothing was changed.
+        """
+        from ..solvers.flexmoe import Operation
+
+        tables, owners = (np.asarray(state[name]) for name in ("tables", "owners"))
+        expected = self.tables.shape, (len(self.blocks), self.num_experts)
+        if (tables.shape, owners.shape) != expected:
+            raise MismatchError(
+                f"a state of tables {list(tables.shape)} and owners {list(owners.shape)}; expected"
+                f" {list(expected[0])} (layers, devices, slots) and {list(expected[1])}: load it under its plan"
+            )
+        self._agree(repr((state["step"], tables.tolist(), owners.tolist())), "state")
+        for layer, (table, owner) in enumerate(zip(tables, owners, strict=True)):
+            self._rebind(layer, table, owner, optimizer)
+        self.step, self._records, self.moved = state["step"], state["records"], state["moved"]
+        self.balance, self.planning_s = np.asarray(state["balance"]), state["planning_s"]
+        self.operations = [Operation(*one) for one in state["operations"]]
+        self._window.clear()
+        self._window.extend(np.asarray(record) for record in state["window"])
+        self._deciding = None
+        if state["deciding"]:
+            self._decide()
+
+    def _agree(self, value: str, what: str) -> None:
+        """Raise on every rank that ranks hold different values; a collective call."""
+        held = gathered(hashlib.sha256(value.encode()).hexdigest(), self.group)
+        if others := [rank for rank, one in enumerate(held) if one != held[0]]:
+            raise MismatchError(f"rank {others[0]} holds another {what} of rebalancing than rank 0; give all the same")
+
+
+def tables_of(placement: Placement) -> Ints:
+    """The expert in every slot of a placement with as many on each device, `[L, D, S]`."""
+    table_LP = placement.physical_to_logical.astype(np.int64)
+    return table_LP.reshape(placement.num_layers, placement.num_devices, -1)
+
+
+def placement_of(table: Ints, num_experts: int) -> Placement:
+    """The placement of one layer by a table `[D, S]`; steps are split by their counts.
+
+    Raises
+    ------
+    InputError
+        The table breaks a rule of placements.
+    """
+    held = [row[row != EMPTY].tolist() for row in table]
+    return Placement.from_sets([held], num_experts, ReplicaRule.QUOTA)
+
+
+def checked(schedule: Schedule, start: Placement) -> dict[int, Ints]:
+    """The tables of a schedule `[L, D, S]` by step.
+
+    Raises
+    ------
+    InputError
+        A table is of other sizes than the start, or breaks a rule of placements.
+    """
+    tables = {int(step): np.asarray(table) for step, table in schedule.items()}
+    expected = tables_of(start).shape
+    for step, table in sorted(tables.items()):
+        if table.shape != expected or table.dtype.kind not in "iu" or step < 0:
+            raise InputError(
+                f"schedule, step {step}: a table {list(table.shape)} of {table.dtype}; expected whole numbers"
+                f" {list(expected)} (layers, devices, slots), from step 0 on"
+            )
+        for layer, rows in enumerate(table):
+            try:
+                placement_of(rows, start.num_experts)
+            except InputError as error:
+                raise InputError(f"schedule, step {step}, layer {layer}: {error}") from None
+    return {step: table.astype(np.int64) for step, table in tables.items()}
+
+
+def _call_after_steps(rebalancer: Rebalancer) -> None:
+    """Call `after_step` of a rebalancer after every step of any optimizer, while it lives."""
+    here = weakref.ref(rebalancer)
+
+    def after_step(optimizer: Optimizer, *_unused: object) -> None:
+        if (there := here()) is not None:
+            there.after_step(optimizer)
+
+    weakref.finalize(rebalancer, register_optimizer_step_post_hook(after_step).remove)

@@ -1,0 +1,434 @@
+"""What ranks find of trainings whose replicas follow the load; imported by spawned processes.
+
+Legend: L MoE layers; E experts; D ranks; S slots.
+"""
+
+import copy
+import gc
+import io
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch._dynamo  # optimizers load it, each rank for itself where its nursery has not
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from moeplan.profilers.world import World
+from moeplan.runtime import parallelize
+from moeplan.runtime.decisions import PlacementDecision, RebalancingDecision
+from moeplan.runtime.expert_parallel import ExpertParallelModel
+from moeplan.runtime.plan import Plan
+from moeplan.runtime.rebalancer import Rebalancer, tables_of
+from moeplan.runtime.whole import full_state_dict
+from moeplan.solvers.flexmoe import Costs, Seen
+from tests.runtime.plans import made_plan
+from tests.runtime.rank_cases import Case
+from tests.runtime.replica_cases import OPTIMIZERS, Lamb
+from tests.runtime.worlds import own, refusal_of
+
+STEPS, SAVED_AT, EXPERTS = 50, 23, 8
+RULE = "moeplan.runtime.rebalancer.policy_of"
+# Experts take long, sums little: what evens the load pays, and no replica is free.
+COSTS = Costs(
+    pair_s=1e-5,
+    copy_bytes=64.0,
+    intra_latency_s=1e-6,
+    intra_s_per_byte=1e-9,
+    inter_latency_s=2e-6,
+    inter_s_per_byte=4e-9,
+    gradient_bytes=3e3,
+    intra_sum_s_per_byte=1e-9,
+    inter_sum_s_per_byte=4e-9,
+    moved_bytes=5e3,
+)
+
+
+@dataclass(frozen=True)
+class Anything:
+    """A rule that draws tables, with empty slots and other owners, at four records of five."""
+
+    seed: int = 0
+    window: int = 2
+
+    def __call__(self, seen: Seen) -> np.ndarray | None:
+        rng = np.random.default_rng([self.seed, int(seen.window.sum()), seen.record, seen.layer])
+        return None if rng.random() < 0.2 else drawn(seen.table.shape, rng)
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """A rule that takes two tables in turn."""
+
+    window: int = 1
+
+    def __call__(self, seen: Seen) -> np.ndarray:
+        return drawn(seen.table.shape, np.random.default_rng(seen.record % 2))
+
+
+def drawn(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Every expert in a slot, and in half of the others one that its device lacks, `[D, S]`."""
+    table = np.full(shape, -1)
+    table.flat[rng.permutation(table.size)[:EXPERTS]] = rng.permutation(EXPERTS)
+    for device, slot in np.argwhere(table < 0):
+        expert = rng.integers(EXPERTS)
+        if rng.random() < 0.6 and expert not in table[device]:
+            table[device, slot] = expert
+    return table
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training under a rule."""
+
+    optimizer: str = "sgd"
+    rule: Callable[[Seen], np.ndarray | None] | None = None  #: In place of the plan's policy
+    micro: int = 1  #: Micro-batches of a step
+    steps: int = STEPS
+    trigger: float = 1.0
+    record_steps: int = 1
+    beside: str = ""  #: "eval", "unused", "reentrant" or "not reentrant": what must not count, or once only
+
+    def case(self, num_ranks: int) -> Case:
+        """The model; its first placement is of two slots a device more than experts need."""
+        slots = (EXPERTS // num_ranks + 2,) * num_ranks
+        return Case("standard", slots, (1,) * num_ranks, rule="quota", gradients=True, seed=5, length=12)
+
+    def plan(self, num_ranks: int, **changes: Any) -> Plan:
+        """A plan whose policy looks at every record."""
+        case = self.case(num_ranks)
+        start = PlacementDecision.of(case.placement())
+        fields: dict[str, Any] = {
+            "method": "search",
+            "start": start,
+            "trigger": self.trigger,
+            "horizon_steps": 300.0,
+            "record_steps": self.record_steps,
+            "window": 3,
+            "every": int(self.trigger == 1.0),
+            "evaluations": 40,
+            "costs": COSTS._asdict(),
+        }
+        plan = case.plan()
+        return made_plan(plan.cluster, plan.model, rebalancing=RebalancingDecision(**fields | changes))
+
+    def tokens(self, case: Case, step: int, part: int) -> Tensor:
+        """Tokens of all ranks, of which few are frequent, so that few experts are busy."""
+        generator = torch.Generator().manual_seed(1000 * part + step)
+        frequency = 1 / torch.arange(1, 51).double() ** 1.26
+        flat = torch.multinomial(frequency, sum(case.batches) * case.length, True, generator=generator)
+        return flat.view(-1, case.length)
+
+
+@dataclass
+class Trained:
+    """What a training leaves on a rank."""
+
+    losses: list[float] = field(default_factory=list)
+    state: dict[str, Tensor] = field(default_factory=dict)  #: On rank 0
+    tables: list[np.ndarray] = field(default_factory=list)  #: After every step, `[L, D, S]`
+    held: list[list[list[int]]] = field(default_factory=list)  #: Here, by step and layer
+    counts: list[np.ndarray] = field(default_factory=list)  #: Of every step, from what was routed here, `[L, E]`
+    recorded: list[np.ndarray] = field(default_factory=list)  #: The last record after every step, `[L, E, D]`
+    balance: list[np.ndarray] = field(default_factory=list)
+    computed: list[list[int]] = field(default_factory=list)  #: Pairs here in the last forward of a step, by layer
+    owners: np.ndarray = field(default_factory=lambda: np.empty(0))  #: At the start, `[L, E]`
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def in_one_process(run: Run, num_ranks: int) -> Trained:
+    """The training of the whole model."""
+    case, answer = run.case(num_ranks), Trained()
+    model = case.model()
+    optimizer = OPTIMIZERS[run.optimizer](model.parameters())
+    for step in range(run.steps):
+        losses = [_loss(model(run.tokens(case, step, part)), case.upstream()).sum() for part in range(run.micro)]
+        loss = sum(losses, torch.zeros(())) / run.micro / num_ranks
+        loss.backward()  # type: ignore[no-untyped-call]
+        answer.losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    answer.state = model.state_dict()
+    return answer
+
+
+def _loss(logits: Tensor, upstream: Tensor) -> Tensor:
+    return (logits - upstream).square().mean((1, 2))
+
+
+def trained(world: World, runs: list[Run]) -> list[Trained]:
+    """What this rank has of each."""
+    return [_trained(world, run) for run in runs]
+
+
+def _made(world: World, run: Run, **options: Any) -> ExpertParallelModel:
+    case = run.case(world.size)
+    with mock.patch(RULE, lambda _decision: (run.rule, COSTS)) if run.rule else mock.MagicMock():
+        spread = parallelize(case.model(), run.plan(world.size), **options)
+    if "reentrant" in run.beside:
+        for layer in spread.model.layers:  # type: ignore[union-attr]
+            block, forward = layer.moe, layer.moe.forward
+            again = run.beside == "reentrant"
+            block.forward = lambda *args, forward=forward, again=again: checkpoint(forward, *args, use_reentrant=again)
+    return spread
+
+
+def _trained(world: World, run: Run) -> Trained:
+    answer, spread = Trained(), _made(world, run)
+    loop = DistributedDataParallel(spread)
+    optimizer = OPTIMIZERS[run.optimizer](loop.parameters())
+    answer.owners = np.stack([block.placement.owner for block in spread.blocks])
+    for step in range(run.steps):
+        _step(world, run, loop, optimizer, step, answer)
+    answer.state = full_state_dict(loop)
+    answer.facts = _done(spread)
+    return answer
+
+
+def _rebalancing(spread: ExpertParallelModel) -> Rebalancer:
+    assert spread.rebalancing is not None
+    return spread.rebalancing
+
+
+def _done(spread: ExpertParallelModel) -> dict[str, Any]:
+    done = _rebalancing(spread)
+    return {
+        "operations": done.operations,
+        "changes": done.changes,
+        "moved": done.moved,
+        "planning_s": done.planning_s,
+        "steps": done.step,
+    }
+
+
+def _step(
+    world: World, run: Run, loop: DistributedDataParallel, optimizer: torch.optim.Optimizer, step: int, answer: Trained
+) -> None:
+    spread, case = loop.module, run.case(world.size)
+    mine, counts = own(case.batches, world.rank), np.zeros((case.num_layers, EXPERTS), np.int64)
+    total = torch.zeros((), dtype=torch.float64)
+    for part in range(run.micro):
+        with loop.no_sync() if part + 1 < run.micro else mock.MagicMock():
+            loss = _loss(loop(run.tokens(case, step, part)[mine]), case.upstream()[mine]).sum() / run.micro
+            counts += [np.bincount(routed.ids.flatten(), minlength=EXPERTS) for routed in spread.routed]
+            answer.computed.append(spread.traffic.loads if part + 1 == run.micro else [])
+            loss.backward()
+        total += loss.detach()
+    if run.beside == "eval":
+        with torch.no_grad():
+            spread(case.tokens(step)[mine])
+    if run.beside == "unused":
+        spread(case.tokens(step)[mine])
+    torch.distributed.all_reduce(total)
+    optimizer.step()
+    optimizer.zero_grad()
+    done = _rebalancing(spread)
+    kept = done.state_dict()
+    answer.losses.append(total.item() / world.size)
+    answer.counts.append(counts)
+    answer.recorded += [kept["window"][-1].numpy()] if kept["window"] else []
+    answer.balance.append(done.balance)
+    answer.tables.append(done.tables.copy())
+    answer.held.append([block.held for block in spread.blocks])
+
+
+# Beside trainings
+
+
+def facts(world: World, _payload: None) -> dict[str, Any]:
+    """Facts by name."""
+    return {name: fact(world) for name, fact in FACTS.items()}
+
+
+def _resumed(world: World) -> dict[str, tuple[list[np.ndarray], list[float], list[Any]]]:
+    """Tables, losses and logs of a training, of the same one resumed by each rank, and resumed from rank 0's files."""
+    run, found = Run("adamw", Anything(3), steps=20), {}
+    whole, spread = Trained(), _made(world, run)
+    loop, stream = DistributedDataParallel(spread), io.BytesIO()
+    optimizer = OPTIMIZERS["adamw"](loop.parameters())
+    for step in range(run.steps):
+        if step == 11:
+            states = _rebalancing(spread).state_dict(), spread.model.state_dict(), optimizer.state_dict()
+            torch.save(copy.deepcopy(states), stream)
+        _step(world, run, loop, optimizer, step, whole)
+    found["whole"] = whole.tables[11:], whole.losses[11:], _rebalancing(spread).operations
+    for early in (True, False):
+        stream.seek(0)
+        rebalancing, model, state = torch.load(stream, weights_only=True)
+        again, spread = Trained(), _made(world, run)
+        loop = DistributedDataParallel(spread)
+        optimizer = OPTIMIZERS["adamw"](loop.parameters())
+        if early:
+            _rebalancing(spread).load_state_dict(rebalancing)
+            spread.model.load_state_dict(model)
+            optimizer.load_state_dict(state)
+        else:  # states are there before, so that they move with the experts
+            _step(world, run, loop, optimizer, 0, Trained())
+            _rebalancing(spread).load_state_dict(rebalancing, optimizer)
+            spread.model.load_state_dict(model)
+            shapes = [[value.shape for value in one.values()] for one in optimizer.state_dict()["state"].values()]
+            assert shapes == [[value.shape for value in one.values()] for one in state["state"].values()]
+            optimizer.load_state_dict(state)
+        for step in range(11, run.steps):
+            _step(world, run, loop, optimizer, step, again)
+        found["early" if early else "late"] = again.tables, again.losses, _rebalancing(spread).operations
+    return found
+
+
+def _replayed(world: World) -> tuple[list[np.ndarray], dict[int, np.ndarray], list[list[int]], list[float]]:
+    """Tables after every step of a schedule, the schedule, pairs computed, and losses."""
+    run, rng = Run("adamw", steps=12), np.random.default_rng(1)
+    shape = tables_of(run.case(world.size).placement()).shape
+    schedule = {step: np.stack([drawn(shape[1:], rng) for _ in range(shape[0])]) for step in (0, 1, 2, 5, 11)}
+    answer, spread = Trained(), _made(world, run, schedule=schedule)
+    answer.tables.append(_rebalancing(spread).tables.copy())
+    loop = DistributedDataParallel(spread)
+    optimizer = OPTIMIZERS["adamw"](loop.parameters())
+    for step in range(run.steps):
+        _step(world, run, loop, optimizer, step, answer)
+    return answer.tables, schedule, answer.computed, answer.losses
+
+
+def _bytes(world: World) -> tuple[list[int], list[int]]:
+    """Bytes and number of all tensors after 20 and 200 steps of tables that change in turn."""
+    run, answer = Run("adamw", InTurn()), Trained()
+    spread = _made(world, run)
+    loop, found = DistributedDataParallel(spread), list[tuple[int, int]]()
+    optimizer = OPTIMIZERS["adamw"](loop.parameters())
+    for step in range(200):
+        _step(world, run, loop, optimizer, step, answer)
+        answer = Trained()
+        if step + 1 in (20, 200):
+            found.append(_alive())
+    return found[0], found[1]  # type: ignore[return-value]
+
+
+def _alive() -> tuple[int, int]:
+    gc.collect()
+    storages = {}
+    for one in gc.get_objects():
+        if isinstance(one, Tensor):
+            storages[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+    return sum(storages.values()), len(storages)
+
+
+def _two_steps(
+    world: World, run: Run, made: Callable[[ExpertParallelModel], torch.optim.Optimizer], **options: Any
+) -> str:
+    """What is said in three steps under an optimizer."""
+    spread, case = _made(world, run, **options), run.case(world.size)
+    optimizer, mine = made(spread), own(case.batches, world.rank)
+
+    def steps() -> None:
+        for step in range(3):
+            _loss(spread(run.tokens(case, step, 0)[mine]), case.upstream()[mine]).sum().backward()
+            optimizer.step()
+
+    return refusal_of(steps)
+
+
+def _dense(spread: ExpertParallelModel) -> list[nn.Parameter]:
+    experts = {id(one) for block in spread.blocks for one in block.parameters()}
+    return [one for one in spread.parameters() if id(one) not in experts]
+
+
+def _refused(world: World) -> dict[str, str]:
+    """What is said where it cannot be done."""
+    run, one = Run("adamw", Anything()), Run("adamw")
+    table = tables_of(one.case(world.size).placement())
+    lacking = table.copy()
+    lacking[1][lacking[1] == 3] = -1
+    other = table if world.rank == 0 else table[:, ::-1]
+    plain = one.case(world.size).plan()
+
+    def scheduled(schedule: Any, plan: Plan | None = None) -> str:
+        case = one.case(world.size)
+        return refusal_of(partial(parallelize, case.model(), plan or one.plan(world.size), schedule=schedule))
+
+    def loaded(change: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
+        done = _rebalancing(_made(world, one))
+        return refusal_of(partial(done.load_state_dict, change(done.state_dict())))
+
+    return {
+        "nobody": _two_steps(world, run, lambda spread: torch.optim.AdamW(_dense(spread))),
+        "Adafactor": _two_steps(world, run, lambda spread: torch.optim.Adafactor(spread.parameters())),
+        "Lamb": _two_steps(world, run, lambda spread: Lamb([*spread.parameters()])),
+        "SGD": _two_steps(world, run, lambda spread: torch.optim.SGD(spread.parameters(), lr=0.1)),
+        "shape": scheduled({3: table[:, :, :-1]}),
+        "absent": scheduled({0: table, 4: lacking}),
+        "other": scheduled({1: other}),
+        "no rebalancing": scheduled({0: table}, plain),
+        "other sizes": loaded(lambda state: state | {"tables": state["tables"][:, :, :-1]}),
+        "other state": loaded(lambda state: state | {"step": world.rank}),
+    }
+
+
+def _frozen(world: World) -> list[tuple[int, int]]:
+    """Changes and steps where all experts are frozen, with one optimizer and with two."""
+    found = []
+    for parts in (1, 2):
+        run, case = Run("adamw", Anything()), Run().case(world.size)
+        spread = _made(world, run)
+        for block in spread.blocks:
+            block.requires_grad_(False)
+        dense = _dense(spread)
+        cut = len(dense) // parts
+        optimizers = [torch.optim.AdamW(some) for some in (dense[:cut], dense[cut:]) if some]
+        for step in range(4):
+            mine = own(case.batches, world.rank)
+            _loss(spread(run.tokens(case, step, 0)[mine]), case.upstream()[mine]).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        found.append((len(_rebalancing(spread).changes), _rebalancing(spread).step))
+    return found
+
+
+def _two_optimizers(world: World) -> tuple[int, int]:
+    """Changes and steps where experts have an optimizer of their own, which steps last."""
+    run, case = Run("adamw", Anything()), Run().case(world.size)
+    spread = _made(world, run)
+    experts = [one for block in spread.blocks for one in block.parameters()]
+    optimizers = [torch.optim.Adafactor(_dense(spread)), torch.optim.AdamW(experts)]
+    for step in range(4):
+        mine = own(case.batches, world.rank)
+        _loss(spread(run.tokens(case, step, 0)[mine]), case.upstream()[mine]).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return len(_rebalancing(spread).changes), _rebalancing(spread).step
+
+
+def _copied(world: World) -> tuple[bool, bool]:
+    """Whether a copy of the model follows nothing, and computes what the model does."""
+    run, case = Run("adamw", Anything()), Run().case(world.size)
+    spread = _made(world, run)
+    other, mine = copy.deepcopy(spread), own(case.batches, world.rank)
+    with torch.no_grad():
+        same = torch.equal(other(case.tokens()[mine]), spread(case.tokens()[mine]))
+    return other.rebalancing is None, same
+
+
+def _let_go(world: World) -> bool:
+    """Whether a rebalancer goes with its model."""
+    spread = _made(world, Run("adamw", Anything()))
+    here = weakref.ref(_rebalancing(spread))
+    del spread
+    gc.collect()
+    return here() is None
+
+
+FACTS: dict[str, Callable[[World], Any]] = {
+    "resumed": _resumed,
+    "replayed": _replayed,
+    "bytes": _bytes,
+    "refused": _refused,
+    "frozen": _frozen,
+    "two optimizers": _two_optimizers,
+    "copied": _copied,
+    "let go": _let_go,
+}

@@ -1,0 +1,303 @@
+"""Replicas that follow the load of a training, on real ranks: the training is that of one process, tables are agreed."""
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeplan.runtime.engine.layer_placement import LayerPlacement
+from moeplan.runtime.rebalancer import placement_of, tables_of
+from moeplan.runtime.rebalancing import policy_of
+from moeplan.solvers import quota
+from moeplan.solvers.flexmoe import Seen
+from moeplan.solvers.flexmoe.follow import step_seconds
+from moeplan.solvers.flexmoe.state import homes_after, holds
+from tests.runtime.rebalancing_cases import (
+    EXPERTS,
+    Anything,
+    Run,
+    Trained,
+    drawn,
+    facts,
+    in_one_process,
+    trained,
+)
+from tests.runtime.worlds import by_rank, close
+
+SGD, ADAMW = Run("sgd"), Run("adamw")
+DRAWN = {name: Run(name, Anything(seed)) for seed, name in enumerate(("sgd", "adamw"))}
+MICRO = Run("adamw", micro=3, steps=12)
+NEVER = Run("adamw", trigger=1e9)
+RARELY = Run("adamw", Anything(2), record_steps=5, steps=20)
+BESIDE = {what: replace(DRAWN["sgd"], steps=8, beside=what) for what in ("", "eval", "unused", "reentrant", "not")}
+RUNS = {
+    2: [SGD, ADAMW, *DRAWN.values(), MICRO, NEVER, RARELY, *BESIDE.values()],
+    4: [SGD, ADAMW, *DRAWN.values(), MICRO],
+}
+POLICIES = [(ranks, run) for ranks, runs in RUNS.items() for run in runs if run.rule is None and run is not NEVER]
+
+
+@functools.cache
+def answers(num_ranks: int) -> dict[Run, list[Trained]]:
+    """By run, then rank."""
+    by_run = zip(*by_rank(num_ranks, trained, RUNS[num_ranks], timeout_s=400), strict=True)
+    return dict(zip(RUNS[num_ranks], map(list, by_run), strict=True))
+
+
+@functools.cache
+def alone(run: Run, num_ranks: int) -> Trained:
+    return in_one_process(run, num_ranks)
+
+
+def every_run(test: Any) -> Any:
+    return pytest.mark.parametrize(("num_ranks", "run"), [(n, run) for n in RUNS for run in RUNS[n]], ids=str)(test)
+
+
+@every_run
+def test_training_is_that_of_one_process(num_ranks: int, run: Run) -> None:
+    ranks, expected = answers(num_ranks)[run], alone(replace(run, rule=None, beside=""), num_ranks)
+    for rank in ranks:
+        assert rank.losses == pytest.approx(expected.losses, rel=1e-9)
+    assert list(ranks[0].state) == list(expected.state)
+    assert all(close(ranks[0].state[name], value, 1e-8) for name, value in expected.state.items())
+    assert len(set(expected.losses)) == run.steps
+
+
+@every_run
+def test_all_ranks_hold_the_same_tables_and_what_they_say(num_ranks: int, run: Run) -> None:
+    ranks = answers(num_ranks)[run]
+    for step, tables in enumerate(ranks[0].tables):
+        for number, rank in enumerate(ranks):
+            assert (rank.tables[step] == tables).all()
+            assert [sorted(held) for held in rank.held[step]] == [sorted(set(row) - {-1}) for row in tables[:, number]]
+    assert ranks[0].facts["operations"] == ranks[-1].facts["operations"]
+
+
+@every_run
+def test_all_ranks_count_what_was_routed_in_a_step(num_ranks: int, run: Run) -> None:
+    ranks = answers(num_ranks)[run]
+    expected = np.stack([np.stack(rank.counts) for rank in ranks], axis=-1)  # [steps, L, E, D]
+    for rank in ranks:
+        assert rank.facts["steps"] == run.steps
+        last = np.arange(run.steps) // run.record_steps * run.record_steps
+        assert np.array_equal(rank.recorded, expected[last])
+
+
+@every_run
+def test_the_balance_told_is_that_of_the_tables_before(num_ranks: int, run: Run) -> None:
+    if run.micro > 1:
+        return
+    ranks, start = answers(num_ranks)[run], tables_of(run.case(num_ranks).placement())
+    computed = np.array([rank.computed for rank in ranks])  # [D, steps, L]
+    for rank in ranks:
+        assert np.stack(rank.balance) == pytest.approx(computed.max(axis=0) / computed.mean(axis=0))
+    counts = np.stack([np.stack(rank.counts) for rank in ranks], axis=-1)
+    for step, layer in np.ndindex(*computed.shape[1:]):
+        table = ranks[0].tables[step - 1][layer] if step else start[layer]
+        placed = placement_of(table, EXPERTS)
+        holders = quota.holders_of(placed.physical_to_logical[0], placed.slots, EXPERTS, num_ranks)
+        least, _, _ = quota.least(counts[step, layer].sum(axis=1), holders)
+        assert computed[:, step, layer].sum() == counts[step, layer].sum()  # every pair is computed once
+        assert computed[:, step, layer].max() == least
+
+
+@pytest.mark.parametrize(("num_ranks", "run"), POLICIES, ids=str)
+def test_tables_are_those_that_the_policy_decides_from_the_counts(num_ranks: int, run: Run) -> None:
+    ranks = answers(num_ranks)[run]
+    counts = np.stack([np.stack(rank.counts) for rank in ranks], axis=-1)
+    decision = run.plan(num_ranks).decisions.rebalancing
+    assert decision is not None
+    rule, costs = policy_of(decision)
+    for layer, table in enumerate(tables_of(run.case(num_ranks).placement())):
+        home, decided = ranks[0].owners[layer], None
+        for step in range(run.steps):
+            if decided is not None:  # a step later than it was decided
+                home, table = homes_after(home, holds(decided, EXPERTS), num_ranks), decided
+            assert (ranks[0].tables[step][layer] == table).all()
+            window = counts[max(0, step + 1 - rule.window) : step + 1, layer, None]
+            placed = placement_of(table, EXPERTS)
+            holders = quota.holders_of(placed.physical_to_logical[0], placed.slots, EXPERTS, num_ranks)
+            least, _, _ = quota.least(window[-1, 0].sum(axis=1), holders)
+            seconds = step_seconds(window[-1], table, costs, num_ranks)
+            balance = least * num_ranks / window[-1].sum()
+            decided = rule(Seen(step, layer, window, table, home, balance, seconds, num_ranks, costs))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_the_policy_changes_tables_at_most_steps_and_leaves_slots_empty(num_ranks: int) -> None:
+    for run in (SGD, ADAMW):
+        done = answers(num_ranks)[run][0]
+        steps = {step for step, _ in done.facts["changes"]}
+        assert len(steps) > run.steps // 2
+        assert min(steps) >= 2  # decided beside step 1, from step 0
+        assert {one.kind for one in done.facts["operations"]} == {"expand", "shrink", "migrate"}
+        assert any((tables == -1).any() for tables in done.tables)
+        assert done.facts["moved"] > 0
+        assert sum(rank.facts["planning_s"] for rank in answers(num_ranks)[run]) > 0
+
+
+def test_the_log_leads_from_the_start_to_the_last_tables() -> None:
+    for run in (ADAMW, DRAWN["adamw"], RARELY):
+        done = answers(2)[run][0]
+        held = [{(e, d) for d, row in enumerate(t) for e in row} for t in tables_of(run.case(2).placement()).tolist()]
+        for one in done.facts["operations"]:
+            if one.kind != "expand":
+                held[one.layer].remove((one.expert, one.source))
+            if one.kind != "shrink":
+                held[one.layer].add((one.expert, one.target))
+        last = [{(e, d) for d, row in enumerate(t) for e in row if e >= 0} for t in done.tables[-1].tolist()]
+        assert held == last
+
+
+def test_a_policy_that_never_moves_changes_nothing() -> None:
+    done, start = answers(2)[NEVER], tables_of(NEVER.case(2).placement())
+    for rank in done:
+        assert rank.facts["operations"] == rank.facts["changes"] == []
+        assert rank.facts["moved"] == 0
+        assert all((tables == start).all() for tables in rank.tables)
+
+
+def test_records_are_of_one_step_in_so_many_and_tables_change_at_the_step_after_the_next() -> None:
+    changed = {step for step, _ in answers(2)[RARELY][0].facts["changes"]}
+    assert changed
+    assert changed <= {2, 7, 12, 17}
+
+
+@pytest.mark.parametrize("what", BESIDE)
+def test_forwards_that_train_nothing_do_not_count_and_those_that_run_again_count_once(what: str) -> None:
+    plain, beside = answers(2)[BESIDE[""]][0], answers(2)[BESIDE[what]][0]
+    assert np.array_equal(plain.tables, beside.tables)
+    assert np.array_equal(plain.recorded, beside.recorded)
+    assert np.array_equal(plain.balance, beside.balance)
+
+
+@pytest.fixture(scope="module")
+def two() -> list[dict[str, Any]]:
+    return by_rank(2, facts, timeout_s=400)
+
+
+def test_a_training_resumes_as_it_would_have_gone_on(two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        whole = rank["resumed"]["whole"]
+        for way in ("early", "late"):
+            tables, losses, operations = rank["resumed"][way]
+            assert np.array_equal(tables, whole[0])
+            assert losses == whole[1]
+            assert operations == whole[2]
+        assert len({table.tobytes() for table in whole[0]}) > 3
+
+
+def test_a_schedule_is_replayed_in_place_of_the_policy(two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        tables, schedule, _, losses = rank["replayed"]
+        for step, held in enumerate(tables):
+            assert (held == schedule[max(start for start in schedule if start <= step)]).all()
+        assert losses == pytest.approx(alone(Run("adamw", steps=12), 2).losses, rel=1e-9)
+    computed = np.array([rank["replayed"][2] for rank in two]).sum(axis=0)
+    assert (computed == 2 * 12 * 2).all()  # ranks, tokens, experts a token
+
+
+def test_memory_does_not_grow(two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        early, late = rank["bytes"]
+        assert late == early
+
+
+def test_what_cannot_be_done_is_refused_in_a_line(two: list[dict[str, Any]]) -> None:
+    words = {
+        "nobody": "UsageError: AdamW took two steps and holds none of the experts' parameters",
+        "Adafactor": "UsageError: rank 0: experts cannot change owners under Adafactor",
+        "Lamb": "UsageError: rank 0: experts cannot change owners under Lamb",
+        "SGD": "accepted",
+        "shape": "InputError: rank 0: schedule, step 3: a table [3, 2, 5] of int64; expected whole numbers [3, 2, 6]",
+        "absent": "InputError: rank 0: schedule, step 4, layer 1: placement of layer 0 leaves out expert 3",
+        "other": "MismatchError: rank 1 holds another schedule of rebalancing than rank 0",
+        "no rebalancing": "UsageError: rank 0: a schedule for a plan that decides no rebalancing",
+        "other sizes": "MismatchError: a state of tables [3, 2, 5] and owners [3, 8]; expected [3, 2, 6]",
+        "other state": "MismatchError: rank 1 holds another state of rebalancing than rank 0",
+    }
+    for rank in two:
+        for name, said in rank["refused"].items():
+            assert said.startswith(words[name])
+            assert "\n" not in said
+
+
+def test_frozen_experts_follow_the_load_as_well(two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        for changes, steps in rank["frozen"]:
+            assert changes > 0
+            assert steps == 4
+
+
+def test_the_optimizer_of_experts_counts_steps(two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        changes, steps = rank["two optimizers"]
+        assert changes > 0
+        assert steps == 4
+
+
+def test_a_copy_of_the_model_follows_nothing_and_a_rebalancer_goes_with_its_model(two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        assert rank["copied"] == (True, True)
+        assert rank["let go"]
+
+
+# In one process
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.integers(1, 6), st.integers(0, 3))
+def test_any_table_routes_every_pair_to_a_holder_and_rows_of_replicas_meet(seed: int, ranks: int, spare: int) -> None:
+    rng = np.random.default_rng(seed)
+    table = drawn((ranks, min(EXPERTS, -(-EXPERTS // ranks) + spare)), rng)
+    pairs = rng.integers(0, 50, (EXPERTS, ranks))
+    places = [_seen_by(rank, table) for rank in range(ranks)]
+    assert sorted(e for place in places for e in place.owned) == [*range(EXPERTS)]
+    placed = placement_of(table, EXPERTS)
+    for rank, place in enumerate(places):
+        assert sorted(place.held) == sorted(set(table[rank]) - {-1})
+        assert place.quota is not None  # loads are counted where nobody has replicas
+        dealt, most = quota.split(pairs, place.quota.holders, 8)
+        served, experts = np.zeros(ranks, int), place.quota.holders.expert
+        for slot, device in enumerate(place.quota.holders.device):
+            assert places[device].slot_of_expert[experts[slot]] >= 0
+            served[device] += dealt[slot].sum()
+        assert served.sum() == pairs.sum()
+        assert served.max() == most
+        for expert in range(EXPERTS):
+            assert (dealt[experts == expert].sum(axis=0) == pairs[expert]).all()
+    if (placed.holds(0).sum(axis=1) > 1).any():
+        cuts = []
+        for rank, place in enumerate(places):
+            with _rank(rank, ranks):
+                assert place.rows is not None
+                cuts.append(place.rows._cut(24))
+        for which in ("scatter", "exchange"):
+            for a, b in np.ndindex(ranks, ranks):
+                assert getattr(cuts[a], which).sent[0][b] == getattr(cuts[b], which).received[0][a]
+
+
+def _rank(rank: int, size: int) -> Any:
+    patches = pytest.MonkeyPatch.context()
+
+    class Being:
+        def __enter__(self) -> None:
+            patch = patches.__enter__()
+            patch.setattr(dist, "get_rank", lambda group=None: rank)
+            patch.setattr(dist, "get_world_size", lambda group=None: size)
+
+        def __exit__(self, *error: Any) -> None:
+            patches.__exit__(*error)
+
+    return Being()
+
+
+def _seen_by(rank: int, table: np.ndarray) -> LayerPlacement:
+    with _rank(rank, len(table)):
+        return LayerPlacement.of(placement_of(table, EXPERTS), 0, devices_per_node=1, group=None, counted=True)
