@@ -6,10 +6,25 @@ from typing import Any
 import numpy as np
 
 from moeplan.profilers.cluster import Cluster
-from moeplan.runtime.decisions import Decisions, PlacementDecision
+from moeplan.runtime.decisions import Decisions, PlacementDecision, RebalancingDecision
 from moeplan.runtime.plan import Inputs, Plan, Verdict
+from moeplan.solvers.flexmoe import Costs
 from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.traces.model import ModelSpec
+
+# Of small experts that take long: what evens the load pays, and no replica is free.
+COSTS = Costs(
+    pair_s=1e-5,
+    copy_bytes=64.0,
+    intra_latency_s=1e-6,
+    intra_s_per_byte=1e-9,
+    inter_latency_s=2e-6,
+    inter_s_per_byte=4e-9,
+    gradient_bytes=3e3,
+    intra_sum_s_per_byte=1e-9,
+    inter_sum_s_per_byte=4e-9,
+    moved_bytes=5e3,
+)
 
 
 def made_plan(
@@ -34,6 +49,13 @@ def made_plan(
         options=options or {},
         verdict=verdict,
     )
+
+
+def eager(start: PlacementDecision, **changes: Any) -> RebalancingDecision:
+    """A policy that looks at every step and changes what pays."""
+    fields: dict[str, Any] = {"method": "search", "trigger": 1.0, "horizon_steps": 300.0, "window": 3, "every": 1}
+    fields |= {"evaluations": 40, "costs": COSTS._asdict()}
+    return RebalancingDecision(start=start, **fields | changes)
 
 
 def random_placement(

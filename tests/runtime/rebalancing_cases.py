@@ -22,32 +22,19 @@ from torch.utils.checkpoint import checkpoint
 
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
-from moeplan.runtime.decisions import PlacementDecision, RebalancingDecision
+from moeplan.runtime.decisions import PlacementDecision
 from moeplan.runtime.expert_parallel import ExpertParallelModel
 from moeplan.runtime.plan import Plan
 from moeplan.runtime.rebalancer import Rebalancer, tables_of
 from moeplan.runtime.whole import full_state_dict
-from moeplan.solvers.flexmoe import Costs, Seen
-from tests.runtime.plans import made_plan
+from moeplan.solvers.flexmoe import Seen
+from tests.runtime.plans import COSTS, eager, made_plan
 from tests.runtime.rank_cases import Case
 from tests.runtime.replica_cases import OPTIMIZERS, Lamb
 from tests.runtime.worlds import own, refusal_of
 
 STEPS, SAVED_AT, EXPERTS = 50, 23, 8
 RULE = "moeplan.runtime.rebalancer.policy_of"
-# Experts take long, sums little: what evens the load pays, and no replica is free.
-COSTS = Costs(
-    pair_s=1e-5,
-    copy_bytes=64.0,
-    intra_latency_s=1e-6,
-    intra_s_per_byte=1e-9,
-    inter_latency_s=2e-6,
-    inter_s_per_byte=4e-9,
-    gradient_bytes=3e3,
-    intra_sum_s_per_byte=1e-9,
-    inter_sum_s_per_byte=4e-9,
-    moved_bytes=5e3,
-)
 
 
 @dataclass(frozen=True)
@@ -100,23 +87,12 @@ class Run:
         slots = (EXPERTS // num_ranks + 2,) * num_ranks
         return Case("standard", slots, (1,) * num_ranks, rule="quota", gradients=True, seed=5, length=12)
 
-    def plan(self, num_ranks: int, **changes: Any) -> Plan:
+    def plan(self, num_ranks: int) -> Plan:
         """A plan whose policy looks at every record."""
         case = self.case(num_ranks)
-        start = PlacementDecision.of(case.placement())
-        fields: dict[str, Any] = {
-            "method": "search",
-            "start": start,
-            "trigger": self.trigger,
-            "horizon_steps": 300.0,
-            "record_steps": self.record_steps,
-            "window": 3,
-            "every": int(self.trigger == 1.0),
-            "evaluations": 40,
-            "costs": COSTS._asdict(),
-        }
-        plan = case.plan()
-        return made_plan(plan.cluster, plan.model, rebalancing=RebalancingDecision(**fields | changes))
+        every, start = int(self.trigger == 1.0), PlacementDecision.of(case.placement())
+        rebalancing = eager(start, trigger=self.trigger, every=every, record_steps=self.record_steps)
+        return made_plan(case.plan().cluster, case.plan().model, rebalancing=rebalancing)
 
     def tokens(self, case: Case, step: int, part: int) -> Tensor:
         """Tokens of all ranks, of which few are frequent, so that few experts are busy."""

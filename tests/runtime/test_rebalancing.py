@@ -1,12 +1,13 @@
 """Replicas that follow the load of a training, on real ranks: the training is that of one process, tables are agreed."""
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from moeplan.runtime.rebalancing import policy_of
 from moeplan.solvers import quota
 from moeplan.solvers.flexmoe import Seen
 from moeplan.solvers.flexmoe.follow import step_seconds
-from moeplan.solvers.flexmoe.state import homes_after, holds
+from moeplan.solvers.flexmoe.state import holds, homes_after
 from tests.runtime.rebalancing_cases import (
     EXPERTS,
     Anything,
@@ -283,19 +284,13 @@ def test_any_table_routes_every_pair_to_a_holder_and_rows_of_replicas_meet(seed:
                 assert getattr(cuts[a], which).sent[0][b] == getattr(cuts[b], which).received[0][a]
 
 
-def _rank(rank: int, size: int) -> Any:
-    patches = pytest.MonkeyPatch.context()
-
-    class Being:
-        def __enter__(self) -> None:
-            patch = patches.__enter__()
-            patch.setattr(dist, "get_rank", lambda group=None: rank)
-            patch.setattr(dist, "get_world_size", lambda group=None: size)
-
-        def __exit__(self, *error: Any) -> None:
-            patches.__exit__(*error)
-
-    return Being()
+@contextlib.contextmanager
+def _rank(rank: int, size: int) -> Iterator[None]:
+    """Take the place of one rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "get_rank", lambda group=None: rank)
+        patch.setattr(dist, "get_world_size", lambda group=None: size)
+        yield
 
 
 def _seen_by(rank: int, table: np.ndarray) -> LayerPlacement:

@@ -13,11 +13,12 @@ import pytest
 
 from moeplan.errors import UsageError
 from moeplan.profilers.cluster import Cluster
+from moeplan.runtime.decisions import PlacementDecision
 from moeplan.runtime.plan import Plan, save
 from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.traces.model import ModelSpec
 from tests.profilers.world.test_launch import environment
-from tests.runtime.plans import made_plan
+from tests.runtime.plans import eager, made_plan
 from tests.warm import warm
 
 pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
@@ -41,10 +42,17 @@ class Run:
         return tensors
 
 
+MODEL = ModelSpec(name="mixtral", layer_ids=(0, 1), num_experts=8, top_k=2, hidden_size=32)
+
+
 def plan(**options: Any) -> Plan:
-    placement = Placement.from_sets(HELD, 8, ReplicaRule.NEAREST)
-    model = ModelSpec(name="mixtral", layer_ids=(0, 1), num_experts=8, top_k=2, hidden_size=32)
-    return made_plan(Cluster(1, 2), model, placement, options=options)
+    return made_plan(Cluster(1, 2), MODEL, Placement.from_sets(HELD, 8, ReplicaRule.NEAREST), options=options)
+
+
+def following() -> Plan:
+    """A plan whose replicas follow the load at every step."""
+    start = Placement.from_sets(HELD, 8, ReplicaRule.QUOTA)
+    return made_plan(Cluster(1, 2), MODEL, rebalancing=eager(PlacementDecision.of(start)))
 
 
 Train = Callable[..., Run]
@@ -55,10 +63,10 @@ def train() -> Iterator[Train]:
     """Train in this folder on so many ranks, alone without a plan."""
     with warm("tests.runtime.trainer_cases", "main", env=environment(HF_HUB_OFFLINE="1")) as start:
 
-        def run(folder: Path, ranks: int, *, checkpoint: Path | None = None) -> Run:
-            save(plan(), folder.with_suffix(".json"))
-            given = str(folder.with_suffix(".json")) if ranks > 1 else "none"
-            arguments = [str(STEPS), str(SAVED_AT), str(folder), given, str(checkpoint or "none")]
+        def run(folder: Path, ranks: int, *, checkpoint: Path | None = None, given: Plan | None = None) -> Run:
+            save(given or plan(), folder.with_suffix(".json"))
+            written = str(folder.with_suffix(".json")) if ranks > 1 else "none"
+            arguments = [str(STEPS), str(SAVED_AT), str(folder), written, str(checkpoint or "none")]
             done = start(arguments, folder.parent, environment(HF_HUB_OFFLINE="1", **(world() if ranks > 1 else {})))
             assert done.returncode == 0, done.stderr
             return Run(np.array(json.loads((folder / "logged.json").read_text())), folder)
@@ -99,6 +107,17 @@ def test_losses_and_norms_are_those_of_the_trainer_alone(alone: Run, spread: Run
 
 def test_what_is_saved_after_training_is_the_whole_model_under_the_names_of_the_hub(alone: Run, spread: Run) -> None:
     assert same(spread.weights("final"), alone.weights("final"))
+
+
+def test_replicas_follow_the_load_with_nothing_but_the_callback(train: Train, alone: Run, tmp_path: Path) -> None:
+    moved = train(tmp_path / "moved", 2, given=following())
+    (changes,) = json.loads((moved.folder / "changes.json").read_text())
+    assert len({step for step, _ in changes}) > STEPS // 2
+    assert np.allclose(moved.logged[:, 0], alone.logged[:, 0], rtol=1e-6)
+    assert np.allclose(moved.logged[:, 1], alone.logged[:, 1], rtol=1e-12)
+    assert same(moved.weights("final"), alone.weights("final"))
+    resumed = train(tmp_path / "resumed", 2, given=following(), checkpoint=moved.folder / f"checkpoint-{SAVED_AT}")
+    assert same(resumed.weights("final"), alone.weights("final"))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import MixtralConfig, MixtralForCausalLM, Trainer, TrainingArguments
 
 from moeplan.runtime import load_plan
 from moeplan.runtime.trainer import PlanCallback
@@ -57,11 +57,13 @@ def train(steps: str, saved_at: str, folder: str, plan: str, checkpoint: str) ->
         report_to=[],
         disable_tqdm=True,
     )
-    callbacks: list[TrainerCallback] = [] if plan == "none" else [PlanCallback(load_plan(plan))]
+    callbacks = [] if plan == "none" else [PlanCallback(load_plan(plan))]
     data = [{"input_ids": row, "labels": row} for row in tokens]
-    trainer = Trainer(model(), arguments, train_dataset=data, callbacks=callbacks)
+    trainer = Trainer(model(), arguments, train_dataset=data, callbacks=[*callbacks])
     trainer.train(resume_from_checkpoint=None if checkpoint == "none" else checkpoint)
     trainer.save_model(f"{folder}/final")
     if arguments.process_index == 0:
         logged = [(entry["loss"], entry["grad_norm"]) for entry in trainer.state.log_history if "loss" in entry]
         Path(folder, "logged.json").write_text(json.dumps(logged))
+        done = [one.model.rebalancing.changes for one in callbacks if one.model.rebalancing is not None]
+        Path(folder, "changes.json").write_text(json.dumps(done))

@@ -179,12 +179,16 @@ STEPS, MICRO, RATE = 4, 2, 0.05
 
 @dataclass(frozen=True)
 class Moved:
-    """What a rank has: logits of every micro-batch, the whole model (rank 0), rows it sent, and what was refused."""
+    """What a rank has: logits of every micro-batch, the whole model (rank 0), rows it sent, and what was refused.
+
+    `resized` are logits before and after a move to one slot more.
+    """
 
     logits: list[list[Tensor]]
     state: dict[str, Tensor]
     sent: list[int]
-    refused: list[str]
+    refused: str
+    resized: list[Tensor]
 
 
 def placements(case: Case) -> list[Placement]:
@@ -230,8 +234,14 @@ def _moved(world: World, case: Case) -> Moved:
         _average(spread)
         optimizer.step()
         optimizer.zero_grad()
-    refused = [_refusal(case, spread, mine, other) for other in (False, True)]
-    return Moved(logits, full_state_dict(spread), sent, refused)
+    waiting = spread(case.tokens()[mine])
+    refused, state = refusal_of(lambda: _rebind(case, spread, case.placement())), full_state_dict(spread)
+    resized = [waiting.detach()]
+    del waiting
+    _rebind(case, spread, replace(case, slots=tuple(slots + 1 for slots in case.slots)).placement())
+    with torch.no_grad():
+        resized.append(spread(case.tokens()[mine]))
+    return Moved(logits, state, sent, refused, resized)
 
 
 def _rebind(case: Case, spread: ExpertParallelModel, placement: Placement) -> int:
@@ -244,17 +254,6 @@ def _rebind(case: Case, spread: ExpertParallelModel, placement: Placement) -> in
         rows += sum(call.args[0].crossing for call in move.call_args_list if call.args[1].ndim > 1)
         assert [id(one) for one in block.parameters()] == parameters
     return rows
-
-
-def _refusal(case: Case, spread: ExpertParallelModel, mine: slice, other_slots: bool) -> str:
-    """What a rank is told that moves experts before a backward pass, or to other numbers of slots."""
-    placement = case.placement()
-    if other_slots:
-        placement = replace(case, slots=tuple(slots + 1 for slots in case.slots)).placement()
-    output = None if other_slots else spread(case.tokens()[mine])
-    refusal = refusal_of(lambda: _rebind(case, spread, placement))
-    del output
-    return refusal
 
 
 def _backward(case: Case, model: nn.Module, tokens: Tensor, mine: slice) -> Tensor:

@@ -138,9 +138,12 @@ def _new(old: Placement, new: Placement) -> int:
 
 
 @every_case
-def test_a_move_before_the_backward_pass_or_to_other_numbers_of_slots_is_refused(index: int) -> None:
-    case = [*MOVING.values()][index]
-    for rank, slots in zip([answer.moved[index] for answer in found_by_four()], case.slots, strict=True):
-        early, other = rank.refused
-        assert early.startswith("UsageError: experts moved between a forward and its backward pass")
-        assert f"a placement with {slots + 1} slots on this rank in place of one with {slots}" in other
+def test_a_move_before_the_backward_pass_is_refused(index: int) -> None:
+    for rank in (answer.moved[index] for answer in found_by_four()):
+        assert rank.refused.startswith("UsageError: experts moved between a forward and its backward pass")
+
+
+@every_case
+def test_ranks_may_hold_more_and_fewer_experts_after_a_move(index: int) -> None:
+    for rank in (answer.moved[index] for answer in found_by_four()):
+        torch.testing.assert_close(rank.resized[0], rank.resized[1], rtol=1e-12, atol=1e-12)
