@@ -54,6 +54,8 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"step {step}  loss {mean:.6f}", flush=True)
 
+    if model.rebalancing is not None and dist.get_rank() == 0:
+        print(f"{len(model.rebalancing.changes)} changes of placements that follow the load")
     whole = full_state_dict(loop)  # on rank 0; every rank takes part
     if options.output and whole:
         torch.save(whole, options.output)

@@ -15,6 +15,8 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.decisions import Decisions, PipelineDecision, PlacementDecision, SamplePolicyDecision
 from moeplan.runtime.plan import Inputs, Plan, save
 from moeplan.solvers import contiguous
+from moeplan.solvers.placement import ReplicaRule
+from tests.runtime.plans import eager
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 MOEPLAN = [sys.executable, "-m", "moeplan.planner.cli"]
@@ -28,14 +30,17 @@ def torchrun(ranks: int) -> list[str]:
 def written(folder: Path, ranks: int, *beside: str, **options: Any) -> Path:
     """A plan for the embedded model: a placement, and beside it what is asked for."""
     model, cluster = load_embedded().config.spec(), Cluster(1, ranks)
-    placement = contiguous.solve(model.num_layers, model.num_experts, cluster).placement
+    slots = model.num_experts // ranks + ("rebalancing" in beside)
+    placed = contiguous.solve(model.num_layers, model.num_experts, cluster, slots=slots).placement
+    placement = PlacementDecision.of(placed)
     possible = {
+        "rebalancing": eager(placement.model_copy(update={"replica_rule": ReplicaRule.QUOTA})),
         "pipeline": PipelineDecision(forward=(2,) * model.num_layers, backward=None),
         "sample_policy": SamplePolicyDecision(method="paper", layers=model.layer_ids),
     }
     beside_it: dict[str, Any] = {name: possible[name] for name in beside}
     facts: dict[str, Any] = {"strategies": (), "seed": 0, "cluster": cluster, "model": model, "options": options}
-    decisions = Decisions(placement=PlacementDecision.of(placement), **beside_it)
+    decisions = Decisions(placement=None if "rebalancing" in beside else placement, **beside_it)
     save(Plan.make(inputs=Inputs(), decisions=decisions, **facts), folder / "plan.json")
     return folder / "plan.json"
 
@@ -74,6 +79,13 @@ def test_in_the_training_example_labels_follow_their_samples(alone: list[float],
     plan = written(tmp_path, 2, "sample_policy")
     found = losses(run([*torchrun(2), EXAMPLES / "train.py", "--plan", plan, "--steps", STEPS], tmp_path))
     assert found == pytest.approx(alone, rel=1e-4)
+
+
+def test_in_the_training_example_replicas_follow_the_load(alone: list[float], tmp_path: Path) -> None:
+    plan = written(tmp_path, 2, "rebalancing")
+    output = run([*torchrun(2), EXAMPLES / "train.py", "--plan", plan, "--steps", STEPS], tmp_path)
+    assert losses(output) == pytest.approx(alone, rel=1e-4)
+    assert re.search(r"^[1-9]\d* changes of placements that follow the load$", output, re.MULTILINE)
 
 
 @pytest.mark.parametrize("dispatch", ["standard", "coherent"])

@@ -145,7 +145,7 @@ def trained(world: World, runs: list[Run]) -> list[Trained]:
 
 def _made(world: World, run: Run, **options: Any) -> ExpertParallelModel:
     case = run.case(world.size)
-    with mock.patch(RULE, lambda _decision: (run.rule, COSTS)) if run.rule else mock.MagicMock():
+    with mock.patch(RULE, return_value=(run.rule, COSTS)) if run.rule else mock.MagicMock():
         spread = parallelize(case.model(), run.plan(world.size), **options)
     if "reentrant" in run.beside:
         for layer in spread.model.layers:  # type: ignore[union-attr]

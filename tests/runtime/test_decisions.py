@@ -15,13 +15,15 @@ from moeplan.runtime.decisions import (
     Decision,
     Decisions,
     PipelineDecision,
+    PlacementDecision,
     SamplePolicyDecision,
     SidecarFile,
     sidecars_in,
 )
 from moeplan.runtime.plan import Plan, load, save
+from moeplan.solvers.placement import ReplicaRule
 from moeplan.traces.model import ModelSpec
-from tests.runtime.plans import made_plan
+from tests.runtime.plans import COSTS, eager, made_plan
 
 SHARES = ((1.0,), (1.0,), (0.4, 0.6))
 POLICY = {"method": "sum", "layers": (0, 2)}
@@ -47,10 +49,19 @@ def policy(**changes: Any) -> SamplePolicyDecision:
     return SamplePolicyDecision(**POLICY | changes)
 
 
+def following(*held: tuple[int, ...], rule: ReplicaRule = ReplicaRule.QUOTA, **changes: Any) -> dict[str, Any]:
+    """Replicas that follow the load, from these experts on each device."""
+    start = PlacementDecision(
+        slots_per_device=tuple(map(len, held)), physical_to_logical=(sum(held, ()),) * 3, replica_rule=rule
+    )
+    return {"rebalancing": eager(start, **changes)}
+
+
 def test_decisions_survive_the_disk_and_are_part_of_the_hash(tmp_path: Path) -> None:
     other = shared(((1.0,), (1.0,), (0.3, 0.7)))
     choices = [{}, cut(), cut((1, 1, 4)), cut(backward=(1, 1, 1)), shared(SHARES), other]
     choices += [cut(capacity_factor=1.25), cut(capacity_factor=1.5)]
+    choices += [following((0, 1), (2, 3)), following((0, 1), (2, 3), trigger=1.1)]
     choices += [{"sample_policy": policy(predictor=SidecarFile(file="p.safetensors", sha256="a" * 64))}]
     plans = [made(**choice) for choice in choices]
     assert all(load_again(plan, tmp_path) == plan for plan in plans)
@@ -90,6 +101,12 @@ def test_a_decision_that_is_absent_is_not_written(tmp_path: Path) -> None:
         ({"dispatch": "coherent", "sample_policy": POLICY}, "sample_policy beside coherent dispatch"),
         ({"dispatch": "standard", "sample_policy": POLICY}, "sample_policy beside standard dispatch"),
         ({"dispatch": "teleport"}, "standard"),
+        (following((0, 1), (2, 3), rule=ReplicaRule.EVEN), "from a placement of replica rule even .* expected quota"),
+        (following((0, 1, 2), (0, 1, 2, 3)), "3 to 4 slots a device; expected quota, and as many on each"),
+        (following((0, 1), (2, 2)), "the experts of a device ascend, each once"),
+        (following((0, 1), (2, 3), costs=COSTS._asdict() | {"pair_s": -1.0}), "none below 0"),
+        (following((0, 1), (2, 3), costs={"pair_s": 1.0}), "rebalancing by costs of pair_s; expected pair_s, copy_b"),
+        (following((0, 1), (2, 3)) | {"dispatch": "migrating"}, "rebalancing beside migrating dispatch"),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""Replicas that follow the load of a training, on real ranks: the training is that of one process, tables are agreed."""
+"""Replicas that follow the load, on real ranks: training is that of one process, and all hold the same tables."""
 
 import contextlib
 import functools
@@ -36,7 +36,9 @@ DRAWN = {name: Run(name, Anything(seed)) for seed, name in enumerate(("sgd", "ad
 MICRO = Run("adamw", micro=3, steps=12)
 NEVER = Run("adamw", trigger=1e9)
 RARELY = Run("adamw", Anything(2), record_steps=5, steps=20)
-BESIDE = {what: replace(DRAWN["sgd"], steps=8, beside=what) for what in ("", "eval", "unused", "reentrant", "not")}
+BESIDE = {
+    what: replace(DRAWN["sgd"], steps=8, beside=what) for what in ("", "eval", "unused", "reentrant", "not reentrant")
+}
 RUNS = {
     2: [SGD, ADAMW, *DRAWN.values(), MICRO, NEVER, RARELY, *BESIDE.values()],
     4: [SGD, ADAMW, *DRAWN.values(), MICRO],
