@@ -95,7 +95,8 @@ class Rebalancer:
         self._window: deque[Ints] = deque(maxlen=self._rule.window)  # records `[L, E, D]`, latest last
         self._deciding: Future[tuple[list[Ints], float]] | None = None
         self._thread = ThreadPoolExecutor(1, "moeplan-rebalancing")
-        self._strangers = weakref.WeakSet[Optimizer]()  # that stepped, and hold no expert
+        # Optimizers that hold no expert, and the forwards that waited for a step when they took their last one
+        self._strangers = weakref.WeakKeyDictionary[Optimizer, int]()
         for block in blocks:
             block.loads = Loads()
         self._schedule = None if schedule is None else checked(schedule, placement)
@@ -124,7 +125,8 @@ class Rebalancer:
             No optimizer holds the experts' parameters, or owners cannot change under this one.
         """
         loads = [block.loads or Loads() for block in self.blocks]
-        if all(load.pairs is None for load in loads) or not self._trains(optimizer):
+        waiting = sum(load.forwards for load in loads)
+        if not waiting or not self._trains(optimizer, waiting):
             return
         recorded = self._schedule is None and self.step % self._record_steps == 0
         self.step += 1
@@ -143,17 +145,17 @@ class Rebalancer:
         for load in loads:
             load.clear()
 
-    def _trains(self, optimizer: Optimizer) -> bool:
-        """Check whether an optimizer holds parameters of experts; any does where all are frozen."""
+    def _trains(self, optimizer: Optimizer, waiting: int) -> bool:
+        """Check whether an optimizer holds parameters of experts, which so many forwards wait for, or all are frozen."""
         trained = {id(own) for block in self.blocks for own in block.parameters() if own.requires_grad}
         if not trained or any(id(own) in trained for group in optimizer.param_groups for own in group["params"]):
             return True
-        if self.step == 0 and optimizer in self._strangers:
+        if self.step == 0 and self._strangers.get(optimizer, waiting) < waiting:
             raise UsageError(
                 f"{type(optimizer).__name__} took two steps and holds none of the experts' parameters, and no other"
                 " optimizer took one; make one of model.parameters(), or freeze the experts"
             )
-        self._strangers.add(optimizer)
+        self._strangers[optimizer] = waiting
         return False
 
     def _told(self, tables: Sequence[Ints]) -> Ints:

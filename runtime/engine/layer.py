@@ -148,7 +148,10 @@ class ParallelExperts(nn.Module):
             A forward waits for its backward pass, or the optimizer's state is not by expert.
         """
         if self._last.waiting:
-            raise UsageError("experts moved between a forward and its backward pass; move them after the backward pass")
+            raise UsageError(
+                "experts moved between a forward and its backward pass; move them after it, and let go of outputs that"
+                " get none, or make them under torch.no_grad()"
+            )
         self.weights.collect()
         move_experts(self.weights, self.placement.owner, placement.owner, self.group, optimizer)
         self.weights.take(placement)

@@ -28,20 +28,20 @@ class Loads:
     """Sum of the counts of forwards, each added once its backward pass has begun: others train nothing."""
 
     pairs: Ints | None = None  #: None: of no forward
-    _balances: float = 0.0
-    _forwards: int = 0
+    forwards: int = 0
+    balances: float = 0.0  #: Sum of their max/mean
 
     def add(self, counts: Counts, _gradient: Tensor) -> None:
         """Count a forward; a hook of its output."""
         self.pairs = counts.pairs if self.pairs is None else self.pairs + counts.pairs
-        self._balances += counts.balance
-        self._forwards += 1
+        self.balances += counts.balance
+        self.forwards += 1
 
     @property
     def balance(self) -> float:
         """Mean max/mean of the forwards."""
-        return self._balances / max(self._forwards, 1)
+        return self.balances / max(self.forwards, 1)
 
     def clear(self) -> None:
         """Start the next step."""
-        self.pairs, self._balances, self._forwards = None, 0.0, 0
+        self.pairs, self.forwards, self.balances = None, 0, 0.0

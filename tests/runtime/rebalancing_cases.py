@@ -200,7 +200,8 @@ def _step(
         with torch.no_grad():
             spread(case.tokens(step)[mine])
     if run.beside == "unused":
-        spread(case.tokens(step)[mine])
+        spread.eval()(case.tokens(step)[mine])  # in training mode routers keep the graph
+        spread.train()
     torch.distributed.all_reduce(total)
     optimizer.step()
     optimizer.zero_grad()
@@ -295,16 +296,18 @@ def _alive() -> tuple[int, int]:
 
 
 def _two_steps(
-    world: World, run: Run, made: Callable[[ExpertParallelModel], torch.optim.Optimizer], **options: Any
+    world: World, run: Run, made: Callable[[ExpertParallelModel], torch.optim.Optimizer], *, kept: bool = False
 ) -> str:
-    """What is said in three steps under an optimizer."""
-    spread, case = _made(world, run, **options), run.case(world.size)
+    """What is said in three steps under an optimizer, where outputs without a backward pass may be kept."""
+    spread, case = _made(world, run), run.case(world.size)
     optimizer, mine = made(spread), own(case.batches, world.rank)
 
     def steps() -> None:
         for step in range(3):
             _loss(spread(run.tokens(case, step, 0)[mine]), case.upstream()[mine]).sum().backward()
+            beside = spread(case.tokens()[mine]) if kept else None
             optimizer.step()
+            del beside
 
     return refusal_of(steps)
 
@@ -332,6 +335,7 @@ def _refused(world: World) -> dict[str, str]:
         return refusal_of(partial(done.load_state_dict, change(done.state_dict())))
 
     return {
+        "kept": _two_steps(world, run, lambda spread: torch.optim.SGD(spread.parameters(), lr=0.1), kept=True),
         "nobody": _two_steps(world, run, lambda spread: torch.optim.AdamW(_dense(spread))),
         "Adafactor": _two_steps(world, run, lambda spread: torch.optim.Adafactor(spread.parameters())),
         "Lamb": _two_steps(world, run, lambda spread: Lamb([*spread.parameters()])),

@@ -137,7 +137,7 @@ def test_the_policy_changes_tables_at_most_steps_and_leaves_slots_empty(num_rank
     for run in (SGD, ADAMW):
         done = answers(num_ranks)[run][0]
         steps = {step for step, _ in done.facts["changes"]}
-        assert len(steps) > run.steps // 2
+        assert len(steps) > run.steps // 3
         assert min(steps) >= 2  # decided beside step 1, from step 0
         assert {one.kind for one in done.facts["operations"]} == {"expand", "shrink", "migrate"}
         assert any((tables == -1).any() for tables in done.tables)
@@ -208,12 +208,14 @@ def test_a_schedule_is_replayed_in_place_of_the_policy(two: list[dict[str, Any]]
 
 def test_memory_does_not_grow(two: list[dict[str, Any]]) -> None:
     for rank in two:
-        early, late = rank["bytes"]
+        (early_bytes, early), (late_bytes, late) = rank["bytes"]
         assert late == early
+        assert late_bytes == pytest.approx(early_bytes, rel=0.01)  # tokens go other ways
 
 
 def test_what_cannot_be_done_is_refused_in_a_line(two: list[dict[str, Any]]) -> None:
     words = {
+        "kept": "UsageError: experts moved between a forward and its backward pass",
         "nobody": "UsageError: AdamW took two steps and holds none of the experts' parameters",
         "Adafactor": "UsageError: rank 0: experts cannot change owners under Adafactor",
         "Lamb": "UsageError: rank 0: experts cannot change owners under Lamb",
