@@ -146,7 +146,7 @@ class Rebalancer:
             load.clear()
 
     def _trains(self, optimizer: Optimizer, waiting: int) -> bool:
-        """Check whether an optimizer holds parameters of experts, which so many forwards wait for, or all are frozen."""
+        """Check whether an optimizer holds experts' parameters, or all are frozen; so many forwards wait for a step."""
         trained = {id(own) for block in self.blocks for own in block.parameters() if own.requires_grad}
         if not trained or any(id(own) in trained for group in optimizer.param_groups for own in group["params"]):
             return True

@@ -244,7 +244,7 @@ class ParallelExperts(nn.Module):
             self._last.trips.add(trip)
         if self.loads is not None and y_nM.requires_grad:
             assert self._last.counts is not None
-            y_nM.register_hook(functools.partial(self.loads.add, self._last.counts))
+            y_nM.register_hook(functools.partial(self.loads.add, self._last.counts))  # type: ignore[no-untyped-call]
         return y_nM
 
     def _refuse_other_turns(self) -> None:

@@ -194,7 +194,7 @@ def _step(
             loss = _loss(loop(run.tokens(case, step, part)[mine]), case.upstream()[mine]).sum() / run.micro
             counts += [np.bincount(routed.ids.flatten(), minlength=EXPERTS) for routed in spread.routed]
             answer.computed.append(spread.traffic.loads if part + 1 == run.micro else [])
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
     if run.beside == "eval":
         with torch.no_grad():
@@ -295,6 +295,13 @@ def _alive() -> tuple[int, int]:
     return sum(storages.values()), len(storages)
 
 
+def _backward(world: World, run: Run, spread: ExpertParallelModel, step: int) -> None:
+    case = run.case(world.size)
+    mine = own(case.batches, world.rank)
+    loss = _loss(spread(run.tokens(case, step, 0)[mine]), case.upstream()[mine]).sum()
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
 def _two_steps(
     world: World, run: Run, made: Callable[[ExpertParallelModel], torch.optim.Optimizer], *, kept: bool = False
 ) -> str:
@@ -304,7 +311,7 @@ def _two_steps(
 
     def steps() -> None:
         for step in range(3):
-            _loss(spread(run.tokens(case, step, 0)[mine]), case.upstream()[mine]).sum().backward()
+            _backward(world, run, spread, step)
             beside = spread(case.tokens()[mine]) if kept else None
             optimizer.step()
             del beside
@@ -353,7 +360,7 @@ def _frozen(world: World) -> list[tuple[int, int]]:
     """Changes and steps where all experts are frozen, with one optimizer and with two."""
     found = []
     for parts in (1, 2):
-        run, case = Run("adamw", Anything()), Run().case(world.size)
+        run = Run("adamw", Anything())
         spread = _made(world, run)
         for block in spread.blocks:
             block.requires_grad_(False)
@@ -361,8 +368,7 @@ def _frozen(world: World) -> list[tuple[int, int]]:
         cut = len(dense) // parts
         optimizers = [torch.optim.AdamW(some) for some in (dense[:cut], dense[cut:]) if some]
         for step in range(4):
-            mine = own(case.batches, world.rank)
-            _loss(spread(run.tokens(case, step, 0)[mine]), case.upstream()[mine]).sum().backward()
+            _backward(world, run, spread, step)
             for optimizer in optimizers:
                 optimizer.step()
         found.append((len(_rebalancing(spread).changes), _rebalancing(spread).step))
@@ -371,13 +377,12 @@ def _frozen(world: World) -> list[tuple[int, int]]:
 
 def _two_optimizers(world: World) -> tuple[int, int]:
     """Changes and steps where experts have an optimizer of their own, which steps last."""
-    run, case = Run("adamw", Anything()), Run().case(world.size)
+    run = Run("adamw", Anything())
     spread = _made(world, run)
     experts = [one for block in spread.blocks for one in block.parameters()]
     optimizers = [torch.optim.Adafactor(_dense(spread)), torch.optim.AdamW(experts)]
     for step in range(4):
-        mine = own(case.batches, world.rank)
-        _loss(spread(run.tokens(case, step, 0)[mine]), case.upstream()[mine]).sum().backward()
+        _backward(world, run, spread, step)
         for optimizer in optimizers:
             optimizer.step()
     return len(_rebalancing(spread).changes), _rebalancing(spread).step

@@ -234,13 +234,14 @@ def _moved(world: World, case: Case) -> Moved:
         _average(spread)
         optimizer.step()
         optimizer.zero_grad()
-    waiting = spread(case.tokens()[mine])
-    refused, state = refusal_of(lambda: _rebind(case, spread, case.placement())), full_state_dict(spread)
-    resized = [waiting.detach()]
-    del waiting
-    _rebind(case, spread, replace(case, slots=tuple(slots + 1 for slots in case.slots)).placement())
+    state, other = full_state_dict(spread), replace(case, slots=tuple(slots + 1 for slots in case.slots)).placement()
     with torch.no_grad():
+        resized = [spread(case.tokens()[mine])]
+        _rebind(case, spread, other)
         resized.append(spread(case.tokens()[mine]))
+    waiting = spread(case.tokens()[mine])
+    refused = refusal_of(lambda: _rebind(case, spread, placements(case)[0]))
+    del waiting
     return Moved(logits, state, sent, refused, resized)
 
 
