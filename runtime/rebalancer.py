@@ -66,7 +66,7 @@ class Rebalancer:
     tables
         The expert in every slot, -1 in an empty one, `[L, D, S]`.
     balance
-        Max/mean load of the devices in the last step, the mean of its micro-batches, by layer, `[L]`.
+        Max/mean load of the devices in the last step, over its micro-batches, by layer, `[L]`.
     operations
         What was done; `record` is the first step that ran so.
     moved
@@ -95,7 +95,8 @@ class Rebalancer:
         self._window: deque[Ints] = deque(maxlen=self._rule.window)  # records `[L, E, D]`, latest last
         self._deciding: Future[tuple[list[Ints], float]] | None = None
         self._thread = ThreadPoolExecutor(1, "moeplan-rebalancing")
-        # Optimizers that hold no expert, and the forwards that waited for a step when they took their last one
+        self._holders = weakref.WeakSet[Optimizer]()  # optimizers that hold experts
+        # Others, and the forwards that waited for a step when they took their last one
         self._strangers = weakref.WeakKeyDictionary[Optimizer, int]()
         for block in blocks:
             block.loads = Loads()
@@ -147,8 +148,12 @@ class Rebalancer:
 
     def _trains(self, optimizer: Optimizer, waiting: int) -> bool:
         """Check whether an optimizer holds experts' parameters, or all are frozen; so many forwards wait for a step."""
+        if optimizer in self._holders:
+            return True
         trained = {id(own) for block in self.blocks for own in block.parameters() if own.requires_grad}
-        if not trained or any(id(own) in trained for group in optimizer.param_groups for own in group["params"]):
+        if any(id(own) in trained for group in optimizer.param_groups for own in group["params"]):
+            self._holders.add(optimizer)
+        if not trained or optimizer in self._holders:
             return True
         if self.step == 0 and self._strangers.get(optimizer, waiting) < waiting:
             raise UsageError(
@@ -178,12 +183,11 @@ class Rebalancer:
         from ..solvers.flexmoe.follow import operations
         from ..solvers.flexmoe.state import holds, homes_after
 
-        for layer, (block, table) in enumerate(zip(self.blocks, tables, strict=True)):
-            before, after = (holds(one, self.num_experts) for one in (self.tables[layer], table))
-            if not np.array_equal(before, after):
-                owner = homes_after(block.placement.owner, after, self.devices_per_node)
-                self._rebind(layer, table, owner, optimizer)
-                self.operations += operations(before, after, self.step, layer, self.devices_per_node)
+        for layer in np.flatnonzero((tables != self.tables).any(axis=(1, 2))).tolist():
+            before, after = (holds(one[layer], self.num_experts) for one in (self.tables, tables))
+            owner = homes_after(self.blocks[layer].placement.owner, after, self.devices_per_node)
+            self.operations += operations(before, after, self.step, layer, self.devices_per_node)
+            self._rebind(layer, tables[layer], owner, optimizer)
 
     def _rebind(self, layer: int, table: Ints, owner: Ints, optimizer: Optimizer | None) -> None:
         block = self.blocks[layer]
