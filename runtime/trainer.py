@@ -26,7 +26,8 @@ class PlanCallback(TrainerCallback):
     """Spreads the experts of the Trainer's model, clips by the norm over all ranks, and saves the whole model.
 
     Checkpoints hold the whole model and the whole state of its optimizer under the names that both had, so that
-    training resumes from them under another plan, or under none. What `trainer.save_model()` writes after training has
+    training resumes from them under another plan, or under none; replicas that follow the load start where the plan
+    says, and follow it anew. What `trainer.save_model()` writes after training has
     the names of the hub.
 
     Parameters
