@@ -27,8 +27,7 @@ class PlanCallback(TrainerCallback):
 
     Checkpoints hold the whole model and the whole state of its optimizer under the names that both had, so that
     training resumes from them under another plan, or under none; replicas that follow the load start where the plan
-    says, and follow it anew. What `trainer.save_model()` writes after training has
-    the names of the hub.
+    says, and follow it anew. What `trainer.save_model()` writes after training has the names of the hub.
 
     Parameters
     ----------
