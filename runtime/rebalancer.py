@@ -223,12 +223,13 @@ class Rebalancer:
     def _decided(self, known: Sequence[_Known], record: int) -> tuple[list[Ints], float]:
         """The tables from now on of these layers, and the CPU seconds that it took to decide."""
         from ..solvers.flexmoe import Seen
-        from ..solvers.flexmoe.seconds import EXACT, judged
+        from ..solvers.flexmoe.seconds import judged
         from ..solvers.flexmoe.state import holders_in
+        from ..solvers.step_split import QUOTA
 
         started, tables, node, costs = time.thread_time(), list[Ints](), self.devices_per_node, self._costs
         for layer, window, table, owner in known:
-            balance, seconds = judged(window[-1], holders_in(table, self.num_experts, node), costs, EXACT)
+            balance, seconds = judged(window[-1], holders_in(table, self.num_experts, node), costs, QUOTA)
             seen = Seen(record, layer, window, table, owner, balance, float(seconds.sum()), node, costs)
             new = self._rule(seen) if window.any() else None
             tables.append(table if new is None else new)

@@ -51,8 +51,9 @@ def policy(**changes: Any) -> SamplePolicyDecision:
 
 def following(*held: tuple[int, ...], rule: ReplicaRule = ReplicaRule.QUOTA, **changes: Any) -> dict[str, Any]:
     """Replicas that follow the load, from these experts on each device."""
+    slots = len(held[0]) if len({*map(len, held)}) == 1 else tuple(map(len, held))
     start = PlacementDecision(
-        slots_per_device=tuple(map(len, held)), physical_to_logical=(sum(held, ()),) * 3, replica_rule=rule, repaired=0
+        slots_per_device=slots, physical_to_logical=(sum(held, ()),) * 3, replica_rule=rule, repaired=0
     )
     return {"rebalancing": eager(start, **changes)}
 
@@ -101,8 +102,11 @@ def test_a_decision_that_is_absent_is_not_written(tmp_path: Path) -> None:
         ({"dispatch": "coherent", "sample_policy": POLICY}, "sample_policy beside coherent dispatch"),
         ({"dispatch": "standard", "sample_policy": POLICY}, "sample_policy beside standard dispatch"),
         ({"dispatch": "teleport"}, "standard"),
-        (following((0, 1), (2, 3), rule=ReplicaRule.EVEN), "from a placement of replica rule even .* expected quota"),
-        (following((0, 1, 2), (0, 1, 2, 3)), "3 to 4 slots a device; expected quota, and as many slots on each"),
+        (
+            following((0, 1), (2, 3), rule=ReplicaRule.EVEN),
+            "or not by quota; expected equal slots per device and quota",
+        ),
+        (following((0, 1, 2), (0, 1, 2, 3)), "rebalancing from unequal slots"),
         (following((0, 1), (2, 2)), "the experts of a device ascend, each once"),
         (following((0, 1), (2, 3), costs=COSTS._asdict() | {"pair_s": -1.0}), "none below 0"),
         (following((0, 1), (2, 3), costs={"pair_s": 1.0}), "rebalancing by costs of pair_s; expected pair_s, copy_b"),
