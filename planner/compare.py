@@ -20,6 +20,7 @@ from .evaluate.evaluate import Evaluated, evaluate, verdict
 from .evaluate.journey import Contender
 from .evaluate.metrics import COPIES
 from .evaluate.price import STEP
+from .evaluate.rebalancing import check_steps
 from .evaluate.replay import step_loads
 from .evaluate.scene import Scene
 from .evaluate.split_bounds import SplitBound, split_bounds
@@ -175,6 +176,8 @@ def compare(
         index: UnitIndex | SampleIndex = index_samples(source, phases=phases or None)
     else:
         index = index_units(source, phases=phases or None, by_step=by_time)
+    if by_time:
+        check_steps(source, index.num_source_ranks, cluster.num_devices, str(plans[0]))
     own = first.inputs.trace is not None and first.inputs.trace.sha256 == source.sha256
     use, size = _steps(first, index, size, whole=moving or index.kind != "sample", own=own)
     unseen_U = np.logical_and.reduce([one.unseen(index, source.sha256, phases) for one in loaded])
@@ -247,10 +250,6 @@ def _check(
     """Refuse questions that the trace or one of the plans cannot answer."""
     by_counts, moving = isinstance(trace, CountTrace), [one.path for one in plans if one.moves_samples]
     follows = [one.path for one in plans if one.strategy.by_time]
-    if follows and ("step" not in trace.known or trace.meta.step_order == "unknown"):
-        raise UsageError(
-            f"{trace.path}: no steps in a known order, which {follows[0]} follows; expected a training run"
-        )
     if follows and moving:
         raise UsageError(f"{follows[0]} goes by steps, and {moving[0]} by samples; compare them one at a time")
     if follows and rule is not None:

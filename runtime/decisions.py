@@ -27,6 +27,7 @@ LEAST_SHARE = 1e-8  # so that no chunk is empty then
 MAX_DEGREE = 65_536
 MAX_CAPACITY_FACTOR = 1024
 MAX_SIDECAR_BYTES = 2**30
+MOST_STEPS, MOST_RECORDS, MOST_EVALUATIONS = 10**9, 4096, 100_000  # of rebalancing
 DispatchModel = Literal["standard", "coherent", "migrating"]
 DISPATCH_MODELS: tuple[DispatchModel, ...] = get_args(DispatchModel)
 TRAINED: frozenset[DispatchModel] = frozenset({"standard", "migrating"})  # under which gradients flow
@@ -222,14 +223,16 @@ class RebalancingDecision(Decision):
 
     method: Literal["search", "paper"]  #: `solvers.flexmoe.Policy` or `.Paper`
     start: PlacementDecision  #: The placement of the first step; later ones may leave slots empty
-    trigger: float = Field(ge=1)  #: Max/mean of the last step under its exact split, above which it plans
-    horizon_steps: float = Field(gt=0)  #: Steps over which a move must pay
-    record_steps: int = Field(1, ge=1)  #: It looks at the loads of one step in so many
+    trigger: float = Field(
+        ge=1, le=MOST_STEPS
+    )  #: Max/mean of the last step under its exact split, above which it plans
+    horizon_steps: float = Field(gt=0, le=MOST_STEPS)  #: Steps over which a move must pay
+    record_steps: int = Field(1, ge=1, le=MOST_STEPS)  #: It looks at the loads of one step in so many
     #: window, every: the last so many records are planned for together, and after one in so many records it
     #: plans even below the trigger; 0: never
-    window: int = Field(ge=1)
-    every: int = Field(ge=0)
-    evaluations: int = Field(ge=0)  #: Of the search by seconds, in each decision; 0: balance alone
+    window: int = Field(ge=1, le=MOST_RECORDS)
+    every: int = Field(ge=0, le=MOST_STEPS)
+    evaluations: int = Field(ge=0, le=MOST_EVALUATIONS)  #: Of the search by seconds, in each decision; 0: balance alone
     costs: Mapping[str, float]  #: Rates that it decides by: the fields of `solvers.flexmoe.Costs`
     schedule: SidecarFile | None = None  #: What it did on the trace it was judged on
 

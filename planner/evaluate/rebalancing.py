@@ -12,15 +12,31 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import UsageError
 from ...runtime.decisions import RebalancingDecision
 from ...runtime.rebalancing import policy_of
 from ...solvers.arrays import Floats, Ints
 from ...solvers.placement import Placement
+from ...traces.count_form import CountTrace
+from ...traces.reader import Trace
 
 if TYPE_CHECKING:
     from ...solvers.flexmoe import Costs, Decide, Run, Split
     from ...solvers.quota import Holders
     from .journey import Journey
+
+
+def check_steps(source: Trace | CountTrace, num_ranks: int | None, num_devices: int, what: str) -> None:
+    """Refuse a trace without steps in their order, or whose tokens are nowhere, with UsageError; `what` follows it."""
+    if "step" not in source.known:
+        raise UsageError(f"{source.path}: no steps were recorded; {what} follows them: record a training run")
+    if source.meta.step_order == "unknown":
+        raise UsageError(f"{source.path}: its steps came in no known order; {what} follows them: record them in order")
+    if not isinstance(source, CountTrace) and "sample" not in source.known and num_ranks != num_devices:
+        raise UsageError(
+            f"{source.path}: no samples, and {num_ranks or 'no'} source ranks were recorded for {num_devices} devices;"
+            " expected samples, or as many ranks, to tell where tokens are"
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

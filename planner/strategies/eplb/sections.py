@@ -53,8 +53,8 @@ def write_redundancy(plan: Plan, path: str | os.PathLike[str]) -> None:
     weighed = PlacementOptions.of(plan).redundancy if "placement" in plan.options else None
     if weighed is None:
         raise UsageError(
-            f"-o {path}: nothing to draw; give --timeline LAYER of a pipemoe plan, or a plan that weighed how many"
-            " redundant experts serve (--redundant auto)"
+            f"-o {path}: nothing to draw; give --timeline LAYER of a pipemoe or flexmoe plan, or one that weighed how"
+            " many redundant experts serve (--redundant auto)"
         )
     check_page(path, "; expected a page of how redundant experts were weighed")
     title = f"{plan.model.name}: {plan.model.num_experts} experts on {plan.cluster}"

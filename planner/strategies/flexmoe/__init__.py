@@ -18,4 +18,4 @@ class FlexmoeParams(Params):
 
     slots: int | None = flag(None, SLOTS)
     method: Literal["search", "paper"] = flag("search", HOW)
-    horizon: float | None = flag(None, HORIZON, at_least=1, at_most=1e9, expected="1 step or more, below 1e9")
+    horizon: float | None = flag(None, HORIZON, at_least=1, at_most=1e9, expected="1 step or more, at most 1e9")

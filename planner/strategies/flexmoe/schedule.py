@@ -65,8 +65,12 @@ class Schedule:
             raise InputError(f"the schedule beside the plan is damaged ({error}); run moeplan solve again") from error
         balance = {name.removeprefix("balance."): values for name, values in tensors.items()}
         shapes = {values.shape for values in balance.values()}
-        if steps.ndim != 1 or operations.shape[1:] != (len(COLUMNS),) or shapes - {(len(steps), num_layers)}:
+        shaped = steps.ndim == 1 and operations.shape[1:] == (len(COLUMNS),) and shapes == {(len(steps), num_layers)}
+        if not shaped or not len(steps) or PLAN not in balance:
             raise InputError("the schedule beside the plan has tables of other shapes; run moeplan solve again")
+        numbers = steps.dtype == operations.dtype == np.int64 and np.isin(operations[:, 2], range(len(KINDS))).all()
+        if not numbers or not all(np.isfinite(values).all() and (values >= 1).all() for values in balance.values()):
+            raise InputError("the schedule beside the plan holds no balances or operations; run moeplan solve again")
         return cls(steps, operations, balance)
 
 

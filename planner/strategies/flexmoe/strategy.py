@@ -19,10 +19,9 @@ from ....solvers.flexmoe import Costs, Paper, Policy, Run, Split, initial
 from ....solvers.flexmoe.initial import BALANCE_ALONE, DEEP
 from ....solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ....solvers.placement import Placement, ReplicaRule, slots_for
-from ....traces.count_form import CountTrace
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.metrics import BALANCE
-from ...evaluate.rebalancing import Following
+from ...evaluate.rebalancing import Following, check_steps
 from ...evaluate.replay import step_pairs
 from ...evaluate.scene import BACKWARD, Passes, Scene
 from ...options import RebalancingOptions, RuleRecord
@@ -74,7 +73,7 @@ class Flexmoe(Strategy):
 
     def solve(self, task: Task) -> Solution:
         """Place replicas for the last fitted steps; slots and horizon, where none are asked for, are tried on these."""
-        _check_steps(task)
+        check_steps(task.source, task.units.num_source_ranks, task.request.cluster.num_devices, self.name)
         params, scene, started = FlexmoeParams.of(task.params), task.scene, time.perf_counter()
         task.say("counting the pairs of every step")
         fitted, *others = (pairs[:-1] for pairs in step_pairs(scene))
@@ -89,7 +88,10 @@ class Flexmoe(Strategy):
         placement = chosen.placement(window, group)
         decision = chosen.decision(placement, scene.record_steps)
         task.say("following the load on the steps that judge")
-        runs = {name: one.run(judging, placement, group) for name, one in rules_of(task, decision).items()}
+        rules = rules_of(task, decision)
+        for one in rules.values():
+            one.run(judging[:2], placement, group)  # compiles what decides, which is no planning
+        runs = {name: one.run(judging, placement, group) for name, one in rules.items()}
         named, sidecars = sidecar("schedule", Schedule.of(scene, runs).to_bytes())
         options = RebalancingOptions(
             slots=chosen.slots,
@@ -137,21 +139,6 @@ def filled(tables: Ints, loads: Ints, group: int) -> Ints:
             of_layer[device, slot] = share_E.argmax()
             count_E[of_layer[device, slot]] += 1
     return full
-
-
-def _check_steps(task: Task) -> None:
-    """Refuse a trace without steps in their order, or one whose tokens have no home."""
-    source = task.source
-    if "step" not in source.known:
-        raise UsageError(f"{source.path}: no steps were recorded; flexmoe follows them: record a training run")
-    if source.meta.step_order == "unknown":
-        raise UsageError(f"{source.path}: its steps came in no known order; flexmoe follows them: record them in order")
-    ranks, devices = task.units.num_source_ranks, task.request.cluster.num_devices
-    if not isinstance(source, CountTrace) and "sample" not in source.known and ranks != devices:
-        raise UsageError(
-            f"{source.path}: no samples, and {ranks or 'no'} source ranks were recorded for {devices} devices; expected"
-            " samples, or as many ranks, to tell where tokens are"
-        )
 
 
 @dataclass(frozen=True, slots=True)

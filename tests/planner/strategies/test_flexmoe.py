@@ -1,6 +1,7 @@
 """FlexMoE as a strategy: what it decides from steps in order, what the evaluator makes of placements that change."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,18 @@ from numpy.typing import NDArray
 from moeplan.errors import CertificationError, InputError, UsageError
 from moeplan.planner.certify import certify
 from moeplan.planner.compare import compare
+from moeplan.planner.evaluate.journey import Journey
+from moeplan.planner.evaluate.price import price
+from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.scene import Passes
+from moeplan.planner.evaluate.tally import Tally
 from moeplan.planner.strategies.flexmoe.rates import rates
 from moeplan.planner.strategies.flexmoe.schedule import KINDS, Schedule
 from moeplan.planner.strategies.flexmoe.strategy import filled
 from moeplan.planner.strategies.flexmoe.timeline import timeline_picture, trace_events, write_timeline
 from moeplan.planner.strategies.strategy import sidecar
 from moeplan.runtime.plan import load
+from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.traces.count_form import CountTable, CountTrace, read_counts, write_counts
 from moeplan.traces.reader import Trace
 from moeplan.traces.schema import PHASES, TokenBatch
@@ -329,6 +335,38 @@ def test_rates_are_lines_through_what_is_timed(run: CountTrace, profile: Path) -
     assert costs.moved_bytes == 8 * costs.gradient_bytes
 
 
+def first_steps(tally: Tally, number: int) -> Tally:
+    return replace(tally, loads=tally.loads[:number], ports=known(tally.ports).each(lambda one: one[:number]))
+
+
+def test_sums_and_moves_are_priced_by_the_bytes_that_cross_the_busiest_port(run: CountTrace, profile: Path) -> None:
+    """On 2x2: expert 0 on devices 0, 1 and 2 sums thirds, and moves from device 0 to 3 before the second step."""
+    scene = replace(scene_of(run, "2x2", profile=profile, passes=Passes(2.0, full_duplex=False)), paired=True)
+    costs, spec = known(scene.costs), known(scene.model)
+    near, far = known(costs.exchange)
+    held = [[[0, 1], [0, 2, 3], [0, 4, 5], [6, 7, 1]]] * LAYERS
+    widths = np.array([2, 3, 3, 3])
+    table = np.array([[expert for device in layer for expert in device] for layer in held], np.int32)
+    table[:, -3:] = [1, 6, 7]
+    placement = Placement(table, widths, EXPERTS, ReplicaRule.QUOTA)
+    journey, moves = Journey("standard", placement), np.zeros((2, LAYERS, 2, 2, 4))
+    moves[1, 0, 1, 0, 0] = moves[1, 0, 1, 1, 3] = 1
+    tally = replay(scene, [journey], ports=True)[0][0]
+    tally = replace(first_steps(tally, 2), moves=moves)
+    seconds = price(tally, journey, replace(scene, record_steps=5)).levels
+
+    def taken(curve: Any, size: float) -> float:
+        return float(curve(np.array([size]), np.array([size])).seconds[0])
+
+    each = float(known(spec.expert_bytes))
+    # Device 0 sends one third of expert 0 near and one far, and half of expert 1 far; device 2 two thirds far.
+    rows = {"near": 1 / 3, "far": max(1 / 3 + 1 / 2, 2 / 3)}
+    expected = 2 * max(taken(near, rows["near"] * each), taken(far, rows["far"] * each))
+    assert seconds["sums_s"][1] == pytest.approx([LAYERS * expected] * 2)
+    moved = taken(far, 128 * 64 * 3 * 16) / 5
+    assert seconds["moves_s"][1] == pytest.approx([0, moved])
+
+
 def test_empty_slots_are_filled_with_replicas_of_the_highest_loads() -> None:
     tables = np.array([[[0, 1, -1], [2, 3, -1]]])
     assert filled(tables, np.array([[1, 2, 8, 3]]), 2).tolist() == [[[0, 1, 2], [2, 3, 1]]]
@@ -389,6 +427,30 @@ def test_another_schedule_beside_the_plan_is_refused(
 def test_a_damaged_schedule_says_so() -> None:
     with pytest.raises(InputError, match="damaged"):
         Schedule.from_bytes(b"nothing", LAYERS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": np.zeros(0, np.int64)},
+        {"balance": {}},
+        {"balance": {"plan": np.full((2, LAYERS), np.nan)}},
+        {"balance": {"plan": np.full((2, LAYERS), 0.5)}},
+        {"operations": np.array([[1, 0, 9, 0, 0, 1]])},
+        {"operations": np.zeros((1, 6))},
+    ],
+)
+def test_a_schedule_of_something_else_says_so(change: dict[str, Any]) -> None:
+    right = Schedule(np.array([1, 2]), np.zeros((0, 6), np.int64), {"plan": np.ones((2, LAYERS))})
+    assert Schedule.from_bytes(right.to_bytes(), LAYERS).balance["plan"].shape == (2, LAYERS)
+    with pytest.raises(InputError, match="run moeplan solve again"):
+        Schedule.from_bytes(replace(right, **change).to_bytes(), LAYERS)
+
+
+@pytest.mark.parametrize(("field", "value"), [("evaluations", 10**12), ("window", 10**9), ("trigger", 1e308)])
+def test_a_policy_that_never_ends_is_refused(plan: Any, field: str, value: float) -> None:
+    with pytest.raises(InputError, match="less than or equal"):
+        edited(plan, f"decisions/rebalancing/{field}", value)
 
 
 def test_rates_below_zero_are_refused(plan: Any) -> None:
