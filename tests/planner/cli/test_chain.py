@@ -47,7 +47,8 @@ def test_apply_certifies_against_the_plans_own_trace_and_profile(moeplan: Any, h
     assert "predicted seconds, verdict" in said
     assert "unchecked solver seconds, status, method and backend" in said
     verdict = json.loads((home / "plan.json").read_text())["verdict"]
-    assert {"benefit": "benefit: ", "none": "no benefit"}[verdict["value"]] in said
+    words = {"benefit": ["benefit: "], "none": ["no benefit", "gain not certain"]}[verdict["value"]]  # as it measured
+    assert any(one in said for one in words)
 
 
 def test_a_command_started_by_apply_finds_the_plan_and_prints_after_the_json(moeplan: Any, home: Path) -> None:
