@@ -34,7 +34,8 @@ from .expert_parallel import ExpertParallelModel
 from .gradients import collect_before_steps, leave_out_experts, spread_experts
 from .models.checkpoint import fill_model, read_checkpoint
 from .plan import Plan
-from .rebalancer import Rebalancer, Schedule, checked, tables_of
+from .rebalancer import Rebalancer, Schedule, checked
+from .rebalancing import tables_of
 from .whole import name_held, take_held
 
 Gradients = Literal["mean", "sum"]

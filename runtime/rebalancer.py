@@ -27,7 +27,7 @@ from .engine.layer_placement import LayerPlacement
 from .engine.loads import Loads
 from .engine.watch import naming_lost_ranks
 from .plan import Plan
-from .rebalancing import policy_of
+from .rebalancing import policy_of, tables_of
 
 if TYPE_CHECKING:
     from ..solvers.flexmoe import Operation
@@ -293,12 +293,6 @@ class Rebalancer:
         held = gathered(hashlib.sha256(value.encode()).hexdigest(), self.group)
         if others := [rank for rank, one in enumerate(held) if one != held[0]]:
             raise MismatchError(f"rank {others[0]} holds another {what} of rebalancing than rank 0; give all the same")
-
-
-def tables_of(placement: Placement) -> Ints:
-    """The expert in every slot of a placement with as many on each device, `[L, D, S]`."""
-    table_LP = placement.physical_to_logical.astype(np.int64)
-    return table_LP.reshape(placement.num_layers, placement.num_devices, -1)
 
 
 def placement_of(table: Ints, num_experts: int) -> Placement:

@@ -1,7 +1,11 @@
-"""The policy by which a plan's replicas follow the load, as evaluation and training both run it."""
+"""The policy by which a plan's replicas follow the load, and its tables, as evaluation and training both have them."""
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from ..solvers.arrays import Ints
+from ..solvers.placement import Placement
 from .decisions import RebalancingDecision
 
 if TYPE_CHECKING:
@@ -23,3 +27,9 @@ def policy_of(decision: RebalancingDecision) -> "tuple[Decide, Costs]":
         evaluations=decision.evaluations,
     )
     return policy, costs
+
+
+def tables_of(placement: Placement) -> Ints:
+    """The expert in every slot of a placement with as many on each device, `[L, D, S]`."""
+    table_LP = placement.physical_to_logical.astype(np.int64)
+    return table_LP.reshape(placement.num_layers, placement.num_devices, -1)

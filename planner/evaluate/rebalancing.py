@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...runtime.decisions import RebalancingDecision
-from ...runtime.rebalancing import policy_of
+from ...runtime.rebalancing import policy_of, tables_of
 from ...solvers.arrays import Floats, Ints
 from ...solvers.placement import Placement
 from ...traces.count_form import CountTrace
@@ -61,12 +61,12 @@ class Following:
         """The run on the pairs of a part's steps, in their order, from a placement on, `[B, L, E, D]`."""
         from ...solvers.flexmoe import follow
 
-        start_LP, records = placement.physical_to_logical, np.ascontiguousarray(pairs[:, :, None], np.int64)
-        key = hashlib.sha256(records.tobytes() + start_LP.tobytes()).digest()
+        start, records = tables_of(placement), np.ascontiguousarray(pairs[:, :, None], np.int64)
+        key = hashlib.sha256(records.tobytes() + start.tobytes()).digest()
         if key not in self._known:
             self._known[key] = follow(
                 records,  # of one micro-batch a step
-                start_LP.astype(np.int64).reshape(len(start_LP), placement.num_devices, -1),
+                start,
                 self.decide,
                 self.costs,
                 group=group,

@@ -25,7 +25,8 @@ from moeplan.runtime import parallelize
 from moeplan.runtime.decisions import PlacementDecision
 from moeplan.runtime.expert_parallel import ExpertParallelModel
 from moeplan.runtime.plan import Plan
-from moeplan.runtime.rebalancer import Rebalancer, tables_of
+from moeplan.runtime.rebalancer import Rebalancer
+from moeplan.runtime.rebalancing import tables_of
 from moeplan.runtime.whole import full_state_dict
 from moeplan.solvers.flexmoe import Seen
 from tests.runtime.plans import COSTS, eager, made_plan

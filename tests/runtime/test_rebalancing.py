@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeplan.runtime.engine.layer_placement import LayerPlacement
-from moeplan.runtime.rebalancer import placement_of, tables_of
-from moeplan.runtime.rebalancing import policy_of
+from moeplan.runtime.rebalancer import placement_of
+from moeplan.runtime.rebalancing import policy_of, tables_of
 from moeplan.solvers import quota
 from moeplan.solvers.flexmoe import Seen
 from moeplan.solvers.flexmoe.follow import step_seconds

@@ -15,7 +15,7 @@ from ....errors import InputError, UsageError
 from ....runtime.decisions import DispatchModel, PlacementDecision, RebalancingDecision
 from ....runtime.plan import Plan
 from ....solvers.arrays import Ints
-from ....solvers.flexmoe import Costs, Paper, Policy, Run, Split, initial
+from ....solvers.flexmoe import Costs, Paper, Policy, Run, initial
 from ....solvers.flexmoe.initial import BALANCE_ALONE, DEEP
 from ....solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ....solvers.placement import Placement, ReplicaRule, slots_for
@@ -152,6 +152,11 @@ class _Candidate:
     fixed_s: float | None  #: Seconds of a layer beside what the costs tell; None: nothing is timed, balance decides
 
     @property
+    def name(self) -> str:
+        """What sets it apart from others that are tried."""
+        return f"{self.slots} slots, {self.horizon:g} steps"
+
+    @property
     def timed(self) -> bool:
         """Check whether seconds decide."""
         return self.fixed_s is not None
@@ -187,9 +192,7 @@ class _Candidate:
     def figure(self, pairs: Pairs, group: int, record_steps: int) -> float:
         """Mean seconds of a layer, or max/mean load, on steps after the first few, for which it places."""
         placement = self.placement(pairs[:START], group)
-        rule = Paper() if self.method == "paper" else self.policy
-        split: Split = "capacity" if self.method == "paper" else "quota"
-        run = Following(rule, self.costs, split, record_steps, self.horizon).run(pairs, placement, group)
+        run = Following.of(self.decision(placement, record_steps)).run(pairs, placement, group)
         return run.step_s + self.fixed_s if self.fixed_s is not None else float(run.balance.mean())
 
 
@@ -206,13 +209,14 @@ def _chosen(task: Task, params: FlexmoeParams, pairs: Pairs) -> tuple[_Candidate
     some, tried = np.ascontiguousarray(pairs[-TRIED_STEPS:, layers]), dict[str, float]()
 
     def best(candidates: Sequence[_Candidate]) -> _Candidate:
+        """The one of the least figure; nothing is tried for one alone."""
         if len(candidates) == 1:
             return candidates[0]
         for one in candidates:
-            if (name := f"{one.slots} slots, {one.horizon:g} steps") not in tried:
-                task.say(f"trying {name} on the fitted steps")
-                tried[name] = one.figure(some, group, record_steps)
-        return min(candidates, key=lambda one: tried[f"{one.slots} slots, {one.horizon:g} steps"])
+            if one.name not in tried:
+                task.say(f"trying {one.name} on the fitted steps")
+                tried[one.name] = one.figure(some, group, record_steps)
+        return min(candidates, key=lambda one: tried[one.name])
 
     usual = USUAL if USUAL in horizons else horizons[0]
     at_width = []
