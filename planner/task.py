@@ -73,7 +73,7 @@ class Task:
     @cached_property
     def source(self) -> Trace | CountTrace:
         """The trace, of either form; MismatchError unless its model is that of the base and of the plan in force."""
-        trace = self._once(("source",), lambda: open_any(self.request.trace))
+        trace = self.once(("source",), lambda: open_any(self.request.trace))
         if self.base is not None:
             check_model(self.request.on, self.base.model, trace)
         if self.previous is not None:
@@ -101,20 +101,20 @@ class Task:
     def units(self) -> UnitIndex:
         """The units of the trace."""
         by_step = self.strategy.by_time
-        return self._once(("units", by_step), lambda: self._indexed(partial(index_units, by_step=by_step)))
+        return self.once(("units", by_step), lambda: self._indexed(partial(index_units, by_step=by_step)))
 
     @cached_property
     def index(self) -> UnitIndex | SampleIndex:
         """Units of the split and of resampling: the trace's own, or its samples where they may be re-homed."""
         if not self.moves_samples:
             return self.units
-        return self._once(("samples",), lambda: self._indexed(index_samples))
+        return self.once(("samples",), lambda: self._indexed(index_samples))
 
     def _indexed(self, how: Callable[..., Index]) -> Index:
         self.say("reading the trace")
         return how(self.source, phases=self.request.phases or None)
 
-    def _once(self, key: tuple[Hashable, ...], read: Callable[[], T]) -> T:
+    def once(self, key: tuple[Hashable, ...], read: Callable[[], T]) -> T:
         """Figures of a trace that several tasks share."""
         key = (self.request.trace, *key)
         if key not in self.shared:
@@ -194,7 +194,7 @@ class Task:
         passes, fitted_U, judging_U = self.strategy.passes(self), self.fitted, self.judging
         parts = [fitted_U] if judging_U is fitted_U else [fitted_U, judging_U]
         key = ("scene", self.moves_samples, self.inner, self.size, passes)
-        return self._once(key, lambda: self._scene_of(parts))
+        return self.once(key, lambda: self._scene_of(parts))
 
     @cached_property
     def in_parts(self) -> Scene:
@@ -226,7 +226,7 @@ class Task:
     @cached_property
     def replay(self) -> Replay:
         """Tallies journeys, each once for all tasks on a trace."""
-        return self._once(("replay",), lambda: RememberingReplay(self.tallied))
+        return self.once(("replay",), lambda: RememberingReplay(self.tallied))
 
     @cached_property
     def members(self) -> list[tuple[float, Self]]:
@@ -262,7 +262,7 @@ class Task:
     @property
     def judging_scenes(self) -> list[tuple[float, Scene]]:
         """The same with the part that judges alone."""
-        return [(weight, self._once(("judging", scene), partial(_judging, scene))) for weight, scene in self.scenes]
+        return [(weight, self.once(("judging", scene), partial(_judging, scene))) for weight, scene in self.scenes]
 
     def resized(self, factor: float) -> list[tuple[float, Scene]]:
         """The scene of each trace on the part that judges alone, in steps of another size."""
@@ -281,7 +281,15 @@ class Task:
     @cached_property
     def steps(self) -> list[Ints]:
         """Loads of experts in every complete step `[B, L, E]`: of the fitted units, then of each of `in_parts`."""
-        return step_loads(dataclasses.replace(self.scene, cohorts=[self.scene.cohorts[0], *self.in_parts.cohorts]))
+        cohorts = [self.scene.cohorts[0], *self.in_parts.cohorts]
+        return self.once(
+            ("steps", *self.fitted_by, self.size), lambda: step_loads(dataclasses.replace(self.scene, cohorts=cohorts))
+        )
+
+    @property
+    def fitted_by(self) -> tuple[Hashable, ...]:
+        """What the fitted units depend on, of tasks on the same trace."""
+        return (self.moves_samples, self.strategy.by_time, self.inner)
 
     @property
     def slots(self) -> Ints:

@@ -8,6 +8,7 @@ Legend: R rows; G groups of tokens; B keys; L MoE layers; E experts.
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -24,6 +25,8 @@ from .schema import KEYS, Key, Rows, TraceMeta, check_counts, count_schema, refu
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+KEPT_BYTES = 2**27  # of a trace that stays in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +67,23 @@ class CountTrace(Dataset):
     form: ClassVar[str] = "counts"
 
     def tables(self) -> Iterator[CountTable]:
-        """Its rows, a bounded table at a time.
+        """Its rows, a bounded table at a time; read once where all of them fit into `KEPT_BYTES`.
 
         Raises InputError where a part is damaged or breaks a rule.
         """
+        return iter(self._kept) if self.num_rows * self._row_bytes <= KEPT_BYTES else self._read()
+
+    @property
+    def _row_bytes(self) -> int:
+        return 20 + 8 * self.meta.model.num_experts
+
+    @cached_property
+    def _kept(self) -> list[CountTable]:
+        return [*self._read()]
+
+    def _read(self) -> Iterator[CountTable]:
         model = self.meta.model
-        for path, _, arrow in self.read([*KEYS, "layer", "counts"], 20 + 8 * model.num_experts):
+        for path, _, arrow in self.read([*KEYS, "layer", "counts"], self._row_bytes):
             with refusing(path):
                 columns: dict[str, Any] = {name: _filled(arrow.column(name)) for name in (*KEYS, "layer")}
                 cells = arrow.column("counts")

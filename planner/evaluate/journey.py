@@ -44,6 +44,8 @@ class Journey:
     homes: HomeRule | None = None  #: Where samples are re-homed; None: tokens go as the dispatch model says
     #: Where every sample is when each layer begins and after the last, `[L+1, I]`: what `homes` gave on a trace
     moves: Ints | None = None
+    #: Whether ports have the least that any homes of samples leave to them: what no homes are faster than
+    least: bool = False
     following: Following | None = None  #: How the placement changes between steps; None: it stays
     cuts: Cuts | None = None  #: The chunks of every layer; None: layers are whole
     #: Every expert's buffer over its mean rows, all of it sent and computed; None: what is routed is sent
@@ -58,7 +60,7 @@ class Journey:
 
     def sends_as(self, other: "Journey") -> bool:
         """Check whether tokens and samples go the same way as on another journey; chunks and capacities change none."""
-        alike = (self.dispatch_model, self.replica_rule) == (other.dispatch_model, other.replica_rule)
+        alike = all(getattr(self, name) == getattr(other, name) for name in ("dispatch_model", "replica_rule", "least"))
         moved = self.moves is other.moves
         if self.moves is not None and other.moves is not None:
             moved = np.array_equal(self.moves, other.moves)

@@ -19,7 +19,7 @@ from ...solvers.replicas import ReplicaTable
 from ...traces.count_form import CountTrace
 from ...traces.reader import Trace
 from .splits import Cohort, SampleIndex
-from .tally import COUNTS, Tally
+from .tally import COUNTS, Ports, Tally
 
 if TYPE_CHECKING:
     from .journey import Journey
@@ -232,4 +232,39 @@ def sample_tally(counts: SampleCounts | None, journey: "Journey", cohort: Cohort
         column["device_copies"] += sent_BC.sum(axis=1)
         if cluster.num_nodes > 1:
             column["far_copies"] += sent_BC[:, -1]
-    return replace(tally, moved=moved_B / np.diff([*first_B, len(place)]))
+    tally = replace(tally, moved=moved_B / np.diff([*first_B, len(place)]))
+    return (
+        replace(tally, ports=_least_ports(tally.ports, traffic.copies[place], first_B, cluster))
+        if journey.least
+        else tally
+    )
+
+
+def _least_ports(ports: Ports, copies: NDArray[np.int32], first: Ints, cluster: Cluster) -> Ports:
+    """The ports with the least that any homes of the samples leave to them, by the copies of each, `[I, L, D]`.
+
+    Notes
+    -----
+    Steps give each device room for the same number of samples, rounded up. Whichever R of them live on the node of
+    device d, which has room for so many (on d itself, where there is no other class of links), of all copies with d
+
+        sum_i copies[i, d] - the R largest copies[i, d]                                                             (1)
+
+    or more come from elsewhere. The first dispatch is from where samples start. What samples send is not bounded, nor
+    what stays on a node of several; attention is of the mean tokens and contexts of a device.
+    """
+    num_nodes, group, size = cluster.num_nodes, cluster.devices_per_node, cluster.num_devices
+    one_class = ports.dispatch.shape[2] == 1
+    dispatch, kept = np.zeros_like(ports.dispatch), np.zeros_like(ports.kept)
+    for step, copies_ILD in enumerate(np.split(copies, first[1:])):
+        room = -(-len(copies_ILD) // size) * (1 if num_nodes == 1 else group)
+        near_LD = np.sort(copies_ILD, axis=0)[-room:].sum(axis=0, dtype=np.int64)
+        dispatch[step, :, -1, 1] = copies_ILD.sum(axis=0, dtype=np.int64) - near_LD  # (1)
+        kept[step] = near_LD[:, None] if one_class else 0
+    combine = dispatch[:, :, :, ::-1].copy()
+    dispatch[:, 0], kept[:, 0, 0] = ports.dispatch[:, 0], ports.kept[:, 0, 0]
+    mean = Ports(dispatch, combine, kept, ports.tokens, ports.contexts)
+    tokens, contexts = (
+        np.broadcast_to(one.mean(axis=-1, keepdims=True), one.shape) for one in (ports.tokens, ports.contexts)
+    )
+    return replace(mean, tokens=tokens, contexts=contexts)

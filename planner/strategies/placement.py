@@ -72,7 +72,10 @@ class PlacementStrategy(Strategy):
     def count(self, task: Task) -> Counts:
         """The counts of the fitted units; of several traces or one in count form the loads alone."""
         alone = self.by_loads and (task.request.mixture or isinstance(task.source, CountTrace))
-        counts = _loads(task) if alone else self.counted(task, task.fitted)
+        pairs = None if alone else self.counted_pairs(task)
+        counts = task.once(
+            ("counts", *task.fitted_by, pairs), lambda: _loads(task) if alone else self.counted(task, task.fitted)
+        )
         if not counts.loads.any():
             raise InputError(
                 f"{task.source.path}: no token of the fitted samples is routed; there is nothing to place by"

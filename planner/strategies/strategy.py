@@ -116,6 +116,10 @@ class Strategy:
         decided = {*plan.decisions.names}
         return decided <= self.beside and self.decides not in decided and plan.dispatch_model != "coherent"
 
+    def bound(self, journey: Journey) -> Journey | None:
+        """Journey that no decision of the strategy, added to another journey, is faster than; None: not known."""
+        return None
+
     def own(self, task: "Task", plan: Plan, journey: Journey) -> Journey:
         """Journey of the plan for this solve; netmoe asks for bounds of the fitted steps."""
         return journey

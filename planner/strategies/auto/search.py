@@ -25,9 +25,10 @@ from ....runtime.exports import ENGINES, strays, unserved
 from ....runtime.plan import Metric, Plan
 from ....solvers.outcome import Status
 from ...evaluate.evaluate import MATTERS, Evaluated, evaluate
-from ...evaluate.journey import Contender, today
+from ...evaluate.journey import Contender, journey_of, today
 from ...evaluate.metrics import BALANCE, EXPERTS, METRICS, Figures
 from ...evaluate.price import STEP
+from ...figures import percent
 from ...options import AutoOptions, Currency, Ended, Tried
 from ...params import Params
 from ...task import Task
@@ -118,6 +119,7 @@ class Search:
     tried: dict[Parts, Candidate] = field(default_factory=dict)
     refused: dict[Parts, str] = field(default_factory=dict)  #: Why parts could not be tried
     status: Ended = Status.FEASIBLE
+    idle: dict[Part, None] = field(default_factory=dict)  #: Parts that could not gain on top of some others
     known: dict[tuple[Hashable, ...], Figures] = field(default_factory=dict)  #: Of today, by label and scenes
 
     def run(self) -> None:
@@ -153,9 +155,12 @@ class Search:
         return next((one for one in CURRENCIES if one in known), BALANCE)
 
     def parts(self) -> Iterator[Part]:
-        """Parts that the use, the engine and the dispatch model asked for allow; those that search long come last."""
+        """Parts that the use, the engine and the dispatch model asked for allow.
+
+        Those that shift load come first, and those that search long last.
+        """
         asked, use, engine = self.task.request.dispatch_model, self.task.use, self.params.engine
-        for chosen in sorted(map(strategy, STRATEGIES), key=searches):
+        for chosen in sorted(map(strategy, STRATEGIES), key=lambda one: (searches(one), not one.shifts_load)):
             for model, params in itertools.product(chosen.dispatch_models, chosen.variants(self.task)):
                 part = Part(chosen, model, params)
                 if use and (use not in chosen.uses or (use == "training" and model not in TRAINED)):
@@ -212,7 +217,7 @@ class Search:
     def grown(self) -> Iterator[Parts]:
         """The best candidates of different kinds with one part more between theirs, which may gain there alone."""
         every = self.kinds()
-        alone = [one.parts[0] for one in every if len(one.parts) == 1]
+        alone = [*(one.parts[0] for one in every if len(one.parts) == 1), *self.idle]
         for candidate, part in itertools.product(every[:BEAM], alone):
             for at in reversed(range(len(candidate.parts) + 1)):
                 yield (*candidate.parts[:at], part, *candidate.parts[at:])
@@ -264,15 +269,37 @@ class Search:
             raise KeyboardInterrupt  # a search that kept its best
 
     def compared(self, part: Part, base: Candidate | None) -> Candidate:
-        """A part decided on top of a candidate, beside today; InputError where it has no figure in the currency."""
+        """A part decided on top of a candidate, beside today.
+
+        InputError where it has no figure in the currency, UsageError where it cannot gain what matters.
+        """
         from ...solve import decide
 
         began = time.perf_counter()
-        decided = decide(self.task_of(part, base.decided if base else None, inner=True, search_s=self.search_s))
+        task = self.task_of(part, base.decided if base else None, inner=True, search_s=self.search_s)
+        if self.tried and (most := self.most(task)) < MATTERS:
+            self.idle[part] = None
+            raise UsageError(
+                f"it saves {percent(most, 1)} of the {METRICS[self.metric].noun} at most, whatever it decides"
+            )
+        decided = decide(task)
         share, _, _ = self.beside_today(decided)
         searched_s = decided.solution.outcome.wall_s if searches(part.strategy) else 0.0
         wall_s = time.perf_counter() - began - searched_s + (base.wall_s if base else 0.0)
         return Candidate((*(base.parts if base else ()), part), decided, share, wall_s)
+
+    def most(self, task: Task) -> float:
+        """The most that a task's strategy saves of what there is without it; infinite where that is not known."""
+        before = today(task.model, task.request.cluster).journey
+        if task.base is not None:
+            before = journey_of(task.base, lambda file: task.base_files[file.file])
+        if (bound := task.strategy.bound(before)) is None:
+            return math.inf
+        rows = [Contender("bound", bound), Contender("before", before)]
+        least, usual = evaluate(task.judging_scenes, rows, replay=task.replay).judged.values()
+        known = self.metric in least.value and self.metric in usual.value
+        share = least.share(self.metric, usual) if known else None
+        return math.inf if share is None else share.value
 
     def beside_today(self, decided: "Decided") -> tuple[Metric, dict[str, float], dict[str, float]]:
         """The gain over today on the part that judges, and the figures of both; errors as in `compared`."""

@@ -83,6 +83,10 @@ class Netmoe(Strategy):
         )
         return Solution(decision, options, _outcome(Totals(), method, compiled_s), sidecars=sidecars)
 
+    def bound(self, journey: Journey) -> Journey:
+        """Journey with the least copies that any homes leave to each port."""
+        return replace(journey, dispatch_model="migrating", homes=stay, least=True)
+
     def own(self, task: Task, plan: Plan, journey: Journey) -> Journey:
         """The plan's journey, bounded on the fitted steps."""
         assert isinstance(journey.homes, Rehoming)
