@@ -281,10 +281,11 @@ class Task:
     @cached_property
     def steps(self) -> list[Ints]:
         """Loads of experts in every complete step `[B, L, E]`: of the fitted units, then of each of `in_parts`."""
-        cohorts = [self.scene.cohorts[0], *self.in_parts.cohorts]
-        return self.once(
-            ("steps", *self.fitted_by, self.size), lambda: step_loads(dataclasses.replace(self.scene, cohorts=cohorts))
-        )
+
+        def read() -> list[Ints]:
+            return step_loads(dataclasses.replace(self.scene, cohorts=[self.scene.cohorts[0], *self.in_parts.cohorts]))
+
+        return self.once(("steps", *self.fitted_by, self.size), read)
 
     @property
     def fitted_by(self) -> tuple[Hashable, ...]:

@@ -295,7 +295,7 @@ class Search:
             before = journey_of(task.base, lambda file: task.base_files[file.file])
         if (bound := task.strategy.bound(before)) is None:
             return math.inf
-        rows = [Contender("bound", bound), Contender("before", before)]
+        rows = [Contender("plan", bound), Contender("without", before)]
         least, usual = evaluate(task.judging_scenes, rows, replay=task.replay).judged.values()
         known = self.metric in least.value and self.metric in usual.value
         share = least.share(self.metric, usual) if known else None

@@ -19,13 +19,16 @@ from moeplan.errors import InputError, UsageError
 from moeplan.planner import solve
 from moeplan.planner.certify import certify
 from moeplan.planner.evaluate.evaluate import evaluate
+from moeplan.planner.evaluate.journey import Journey, today
 from moeplan.planner.options import AutoOptions
 from moeplan.planner.report.plan import solve_report
 from moeplan.planner.solve import Decided, decide, plan_and_today, task_for
 from moeplan.planner.strategies.auto import AutoParams, search, sections
 from moeplan.planner.strategies.auto.search import Candidate, Part, Parts, Search
 from moeplan.planner.strategies.exflow.strategy import Exflow
+from moeplan.planner.strategies.netmoe.strategy import Netmoe
 from moeplan.planner.strategies.registry import STRATEGIES, strategy
+from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.description import on_cluster
 from moeplan.profilers.presets import load_preset
 from moeplan.profilers.profile import save
@@ -256,6 +259,29 @@ def test_numbers_of_replicas_take_one_place_among_the_best_and_stand_in_for_each
     assert {*found.replaced()} == {(one, pipemoe) for one in numbers}
 
 
+def test_what_cannot_gain_is_refused_unsolved_and_still_tried_where_it_may(
+    trace: Trace, profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone the bound is as long as today, on experts placed otherwise it is netmoe's own."""
+    own, solved = Netmoe.bound, Netmoe.solve
+
+    def bound(self: Netmoe, journey: Journey) -> Journey:
+        usual = today(trace.model, Cluster.parse("2x2")).journey
+        return journey if journey.placement.sends_as(usual.placement) else own(self, journey)
+
+    def checked(self: Netmoe, task: Any) -> Any:
+        assert task.base is not None, "netmoe was solved alone"
+        return solved(self, task)
+
+    monkeypatch.setattr(Netmoe, "bound", bound)
+    monkeypatch.setattr(Netmoe, "solve", checked)
+    plan = planned(trace, "auto", profile=profile)
+    assert auto_of(plan).refused["netmoe"] == "it saves 0.0 % of the time per step at most, whatever it decides"
+    assert any(parts[-1] == "netmoe" for parts in names(plan))
+    told = screen(solve_report, plan, Path("plan.json"), verbose=True)
+    assert "not tried: netmoe: it saves 0.0 % of the time per step at most, whatever it decides" in told
+
+
 def test_every_number_of_replicas_is_compared_by_the_seconds_of_experts_where_these_are_known(tmp_path: Path) -> None:
     """More replicas are more even, and read more weights: at few tokens the least of them is the fastest."""
     trace, _ = tallied(tmp_path / "counts", hidden_size=2048, ffn_size=1024, dtype_bytes=2)
@@ -298,7 +324,10 @@ def test_training_counts_both_passes_for_all_and_leaves_coherent_dispatch_out(
     ):
         options = auto_of(plan)
         assert all("moe_backward_s" in figures for one in options.tried for figures in (one.metrics, one.today))
-        assert {one.dispatch_model for one in options.tried} == {"standard", "migrating"}
+        assert "coherent" not in {one.dispatch_model for one in options.tried}
+        assert (
+            "netmoe" in {part for one in options.tried for part in one.parts} or "at most" in options.refused["netmoe"]
+        )
         assert options.refused["exflow, coherent"] == "not for training"
 
 
@@ -346,9 +375,9 @@ def test_rows_that_are_left_out_are_counted_and_no_column_is_at_80_columns(
 def test_tutel_is_given_degrees_alone(trace: Trace, profile: Path) -> None:
     plan = planned(trace, "auto", profile=profile, engine="tutel")
     assert names(plan) == {("pipemoe",)}
-    with pytest.raises(UsageError, match="pipemoe, netmoe: not for decode") as refused:
+    with pytest.raises(UsageError, match="eplb, exflow, coherent, exflow, standard: tutel does not carry") as refused:
         planned(trace, "auto", profile=profile, engine="tutel", concurrency=8)
-    assert "; eplb, exflow, coherent, exflow, standard: tutel does not carry it out; " in str(refused.value)
+    assert "; pipemoe, netmoe: not for decode; " in str(refused.value)
     assert str(refused.value).endswith("give another --engine, or --for")
 
 
@@ -426,7 +455,7 @@ def test_a_time_limit_that_is_over_at_once_leaves_the_first_part(
 ) -> None:
     Clock(monkeypatch)
     plan = planned(trace, "auto", profile=profile, time_limit_s=0.01)
-    assert names(plan) == {("pipemoe",)}
+    assert names(plan) == {("eplb",)}
     assert auto_of(plan).status is Status.TIME_LIMIT
     certify(plan, trace.path, profile)
 

@@ -1,6 +1,8 @@
 """NetMoE as a strategy: Figure 2, what predictors learn, the ablation, ways to deal, what screens say, real data."""
 
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -10,12 +12,14 @@ import pytest
 
 from moeplan.errors import MoeplanError
 from moeplan.planner.certify import certify
-from moeplan.planner.evaluate.homes import Rehoming, deal
-from moeplan.planner.evaluate.journey import Journey
+from moeplan.planner.evaluate.evaluate import evaluate
+from moeplan.planner.evaluate.homes import Homes, Rehoming, deal, stay
+from moeplan.planner.evaluate.journey import Contender, Journey
 from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.splits import Cohort
 from moeplan.planner.evaluate.traffic import SampleCounts, SampleTraffic
 from moeplan.planner.strategies.netmoe.policy import fit_predictor
+from moeplan.planner.strategies.netmoe.strategy import Netmoe
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous
 from tests.builders import known
@@ -70,6 +74,43 @@ def test_prediction_closes_in_on_the_oracle_and_unpredicted_is_the_papers_method
     paper = judged(solved(counts(160), method="paper"))
     assert none == paper["plan/migrating"]["inter_bytes"]
     assert "unpredicted/migrating" not in paper
+
+
+@pytest.mark.parametrize("where", ["2x2", "1x4"])
+def test_no_homes_leave_a_port_less_than_the_bound_and_some_leave_it_that(counts: Counts, where: str) -> None:
+    """All homes of four samples on four devices, in each of five steps."""
+    scene, group = scene_of(counts(20), where, moving=True), Cluster.parse(where).devices_per_node
+    journey = Netmoe().bound(Journey("standard", contiguous.solve(3, 8, scene.cluster).placement))
+    journey = replace(journey, moves=stay(known(scene.samples), journey.placement, scene.cohorts[0]).device)
+    least = known(replay(scene, [journey], ports=True)[0][0].ports)
+    copies_BILD = known(scene.samples).under(journey.placement).copies.reshape(5, 4, 3, 4)
+    every_D, homes_P4 = np.arange(4), np.array([*itertools.permutations(range(4))])
+    apart = group if where == "2x2" else 1  # devices that reach each other without the port
+    away_P4D = homes_P4[:, :, None] // apart != every_D // apart
+    reached_PBLD = np.einsum("pid,bild->pbld", away_P4D, copies_BILD)
+    assert (least.dispatch[:, 1:, -1, 1] == reached_PBLD.min(axis=0)[:, 1:]).all()
+    assert (least.combined[:, :, -1, 0] == reached_PBLD.min(axis=0)).all()
+    assert (least.dispatch[:, 0, -1, 1] == reached_PBLD[0][:, 0]).all()  # from where they start
+
+
+@pytest.mark.parametrize(("where", "links"), [("2x2", LINKS), ("1x4", LINKS[:1])])
+def test_no_homes_are_faster_than_the_bound(counts: Counts, where: str, links: Any) -> None:
+    cluster, rng = Cluster.parse(where, links), np.random.default_rng(0)
+    scene = scene_of(counts(80, uneven=True), cluster, moving=True, each=8)
+    own = Contender("own", Journey("migrating", contiguous.solve(3, 8, cluster).placement))
+
+    def drawn(_: SampleCounts, placement: Any, cohort: Cohort) -> Homes:
+        """Two samples of each step on each device, whichever."""
+        device_LI = np.tile(known(cohort.home), (placement.num_layers + 1, 1))
+        for layer, at in itertools.product(range(1, len(device_LI)), cohort.steps()):
+            device_LI[layer, at] = rng.permutation(8) // 2
+        return Homes(device_LI)
+
+    rows = [own.named(method, homes=Rehoming(method, oracle=True)) for method in ("sum", "even", "bottleneck")]
+    rows += [own.named(f"drawn {number}", homes=drawn) for number in range(20)]
+    bound, *others = evaluate(scene, [Contender("least", Netmoe().bound(own.journey)), *rows]).judged.values()
+    assert all(bound.value["exchange_s"] <= one.value["exchange_s"] for one in others)
+    assert bound.value["exchange_s"] > 0.5 * min(one.value["exchange_s"] for one in others)
 
 
 def of_chain(samples: int, *, linked: bool) -> tuple[np.ndarray, SampleTraffic, np.ndarray]:
