@@ -232,12 +232,8 @@ def sample_tally(counts: SampleCounts | None, journey: "Journey", cohort: Cohort
         column["device_copies"] += sent_BC.sum(axis=1)
         if cluster.num_nodes > 1:
             column["far_copies"] += sent_BC[:, -1]
-    tally = replace(tally, moved=moved_B / np.diff([*first_B, len(place)]))
-    return (
-        replace(tally, ports=_least_ports(tally.ports, traffic.copies[place], first_B, cluster))
-        if journey.least
-        else tally
-    )
+    ports = _least_ports(tally.ports, traffic.copies[place], first_B, cluster) if journey.least else tally.ports
+    return replace(tally, ports=ports, moved=moved_B / np.diff([*first_B, len(place)]))
 
 
 def _least_ports(ports: Ports, copies: NDArray[np.int32], first: Ints, cluster: Cluster) -> Ports:
