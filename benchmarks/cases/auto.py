@@ -77,6 +77,7 @@ class Combination:
     parts: Parts
     decided: Decided
     seconds: float
+    beside: bool = True  #: Whether it can be judged beside all others
 
 
 def _rows(instance: Instance) -> Iterator[Row]:
@@ -88,7 +89,7 @@ def _rows(instance: Instance) -> Iterator[Row]:
         auto_s = time.perf_counter() - began
         search = Search(task_for(request), AutoParams.of(request.params), time.perf_counter())
         every = list(_combinations(search, {one.parts for one in AutoOptions.of(auto.plan).tried}))
-        figures, usual = _judged(search, every, auto)
+        figures, usual = _judged(search, [one for one in every if one.beside], auto)
     sum_s, metric = sum(one.seconds for one in every), AutoOptions.of(auto.plan).metric
     ours, base = figures.pop(AUTO), usual.value[metric]
 
@@ -128,21 +129,24 @@ def _combinations(search: Search, tried: Collection[tuple[str, ...]]) -> Iterato
     for chosen in itertools.product(*choices):
         parts = tuple(part for part in chosen if part is not None)
         base = known.get(parts[:-1])
-        if isinstance(search.task.source, CountTrace) and any(part.strategy.moves_samples for part in parts):
-            continue  # counts do not say which replica serves a token
+        solved = tuple(part.name for part in parts) in tried
+        # Where samples move, counts do not say which replica of others serves a token.
+        beside = not (isinstance(search.task.source, CountTrace) and any(one.strategy.moves_samples for one in parts))
+        if not (beside or solved):
+            continue
         if not parts or (parts[1:] and (base is None or not parts[-1].strategy.stands_on(base.plan))):
             continue
         search.task.shared.clear()  # as a command of its own reads the trace
         began, seconds = time.perf_counter(), 0.0
         try:
             decided = decide(search.task_of(parts[-1], base, inner=False, search_s=SEARCH_S))
-            if tuple(part.name for part in parts) in tried:
+            if solved:
                 judge(decided)
                 seconds = time.perf_counter() - began
         except MoeplanError:
             continue  # none of this trace
         known[parts] = decided
-        yield Combination(parts, decided, seconds)
+        yield Combination(parts, decided, seconds, beside)
 
 
 def _parts(task: Task) -> Iterator[Part]:
