@@ -9,7 +9,6 @@ from collections.abc import Callable
 import numpy as np
 
 from ..profilers.cluster import Cluster, Link
-from .placement import ReplicaRule
 
 NODES = Cluster(2, 2, {"intra": Link(1e-6, 1e-11), "inter": Link(1e-5, 1e-10)})
 
@@ -32,8 +31,7 @@ def balance() -> None:
     rng = np.random.default_rng(0)
     for loads in (rng.integers(1, 99, (2, 8)), rng.integers(1, 99, (3, 2, 8))):
         for slots in (None, 3):
-            for rule in (ReplicaRule.EVEN, ReplicaRule.LP):
-                eplb.solve(loads, NODES, slots=slots, replica_rule=rule)
+            eplb.solve(loads, NODES, slots=slots)
     for objective in ("sum", "bottleneck"):
         netmoe.solve(rng.integers(0, 5, (8, 8)), np.arange(8) // 2, NODES, objective=objective)
 

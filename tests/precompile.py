@@ -15,8 +15,9 @@ import numpy as np
 
 import moeplan
 from moeplan.profilers.cluster import Link
-from moeplan.solvers import flexmoe, precompile
+from moeplan.solvers import eplb, flexmoe, precompile
 from moeplan.solvers.bounds import thorough_bound
+from moeplan.solvers.placement import ReplicaRule
 
 __all__ = ["compiled_code"]
 
@@ -33,6 +34,13 @@ def bounds() -> None:
     thorough_bound(weights, np.full(2, 4), kept=0.9 * weights.sum(), time_limit_s=0.1)
 
 
+def splits() -> None:
+    """Compile what balances steps whose pairs are split over replicas."""
+    rng = np.random.default_rng(0)
+    for loads in (rng.integers(1, 99, (2, 8)), rng.integers(1, 99, (3, 2, 8))):
+        eplb.solve(loads, precompile.NODES, slots=3, replica_rule=ReplicaRule.LP)
+
+
 def followed() -> None:
     costs = flexmoe.Costs.of(parameters=10**6, hidden=64, pair_s=1e-7, intra=Link(1e-6, 1e-11), inter=Link(1e-5, 1e-10))
     records = np.random.default_rng(0).integers(0, 99, (6, 1, 2, 6, 4))
@@ -43,7 +51,7 @@ def followed() -> None:
         flexmoe.follow(records, start, flexmoe.Stay(), costs, group=2, split=split)
 
 
-GROUPS = {**precompile.GROUPS, "bounds": bounds, "flexmoe": followed}
+GROUPS = {**precompile.GROUPS, "bounds": bounds, "splits": splits, "flexmoe": followed}
 
 
 def main(group: str | None = None) -> None:
