@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ....errors import InputError, MoeplanError, UsageError
 from ....runtime.decisions import TRAINED, DispatchModel
@@ -106,6 +106,7 @@ class Candidate:
         return (len(self.parts), 0 if placement is None else placement.num_slots, -self.sure)
 
 
+Row = TypeVar("Row", Candidate, Tried)
 SURE, GAIN = attrgetter("sure"), attrgetter("gain")
 
 
@@ -376,9 +377,13 @@ class Search:
 
 def humblest(rows: Sequence[Candidate], by: Callable[[Candidate], float]) -> Candidate:
     """The candidate that needs least of those within 1 % of the best by some figure."""
+    return min(near(rows, by), key=lambda one: one.needs)
+
+
+def near(rows: Sequence[Row], by: Callable[[Row], float]) -> list[Row]:
+    """The rows within 1 % of the best by some figure; a gain that has an interval is better than any without."""
     best = max(rows, key=lambda one: (one.shown, by(one)))
-    near = [one for one in rows if one.shown == best.shown and by(best) - by(one) < MATTERS]
-    return min(near, key=lambda one: one.needs)
+    return [one for one in rows if one.shown == best.shown and by(best) - by(one) < MATTERS]
 
 
 def tried(candidate: Candidate, plan: Plan, share: Metric, metrics: dict[str, float], today: dict[str, float]) -> Tried:

@@ -15,6 +15,7 @@ from ...evaluate.metrics import ATTENTION, BALANCE, COMBINE, COPIES, DISPATCH, E
 from ...evaluate.price import IDEAL, STEP
 from ...figures import TimeUnit, change_text
 from ...options import AutoOptions, Tried
+from .search import near
 
 PARTS = {
     "gathering K and V takes": (KV,),
@@ -137,10 +138,9 @@ def _different(options: AutoOptions) -> list[Tried]:
         alike.setdefault(NUMBER.sub("", one.name), []).append(one)
     others = list[Tried]()
     for rows in alike.values():
-        best = max(rows, key=lambda one: (one.shown, one.inner))
-        near = [one for one in rows if one.shown == best.shown and best.inner - one.inner < MATTERS]
         if options.tried[0] not in rows:
-            others.append(min(near, key=lambda one: [*map(int, NUMBER.findall(one.name))]))
+            about = near(rows, lambda one: one.inner)
+            others.append(min(about, key=lambda one: [*map(int, NUMBER.findall(one.name))]))
     return others
 
 

@@ -20,7 +20,7 @@ from ...params import Params
 from ...task import Task
 from ..strategy import Again, Strategy
 from . import AutoParams
-from .search import Search, engines_of, named, tried
+from .search import Search, engines_of, named, near, tried
 from .sections import remarks, table
 
 if TYPE_CHECKING:
@@ -109,9 +109,8 @@ def _moves(one: Tried) -> bool:
 
 def _loses(chosen: Tried, others: Sequence[Tried]) -> bool:
     """Check whether all that are about the best of others, whose intervals are of another kind, gain more."""
-    best = max(others, key=lambda one: (one.shown, one.inner))
-    near = [one for one in others if one.shown == best.shown and best.inner - one.inner < MATTERS]
-    return best.shown >= chosen.shown and all((one.gain or 0) - (chosen.gain or 0) >= MATTERS for one in near)
+    about = near(others, lambda one: one.inner)
+    return all(one.shown >= chosen.shown and (one.gain or 0) - (chosen.gain or 0) >= MATTERS for one in about)
 
 
 def _figures(plan: Plan) -> tuple[dict[str, float], dict[str, float]]:
