@@ -6,10 +6,12 @@ Legend: L MoE layers; E experts; D ranks; S slots.
 import copy
 import gc
 import io
+import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,13 +19,15 @@ import numpy as np
 import torch
 import torch._dynamo  # optimizers load it, each rank for itself where its nursery has not
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
-from moeplan.runtime.decisions import PlacementDecision
+from moeplan.runtime.decisions import PipelineDecision, PlacementDecision
 from moeplan.runtime.expert_parallel import ExpertParallelModel
+from moeplan.runtime.gradients import expert_parameters
 from moeplan.runtime.plan import Plan
 from moeplan.runtime.rebalancer import Rebalancer
 from moeplan.runtime.rebalancing import tables_of
@@ -60,6 +64,16 @@ class InTurn:
         return drawn(seen.table.shape, np.random.default_rng(seen.record % 2))
 
 
+@dataclass(frozen=True)
+class ByRank:
+    """A rule that decides otherwise on every rank, as floating point may on other CPUs."""
+
+    window: int = 1
+
+    def __call__(self, seen: Seen) -> np.ndarray:
+        return drawn(seen.table.shape, np.random.default_rng([torch.distributed.get_rank(), seen.record, seen.layer]))
+
+
 def drawn(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     """Every expert in a slot, and in half of the others one that its device lacks, `[D, S]`."""
     table = np.full(shape, -1)
@@ -81,19 +95,31 @@ class Run:
     steps: int = STEPS
     trigger: float = 1.0
     record_steps: int = 1
-    beside: str = ""  #: "eval", "unused", "reentrant" or "not reentrant": what must not count, or once only
+    layers: int = 3
+    #: "eval", "unused", "reentrant" or "not reentrant": what must not count, or once only; "degrees", "autocast",
+    #: "fsdp", "fsdp by layer"
+    beside: str = ""
 
     def case(self, num_ranks: int) -> Case:
         """The model; its first placement is of two slots a device more than experts need."""
-        slots = (EXPERTS // num_ranks + 2,) * num_ranks
-        return Case("standard", slots, (1,) * num_ranks, rule="quota", gradients=True, seed=5, length=12)
+        slots, dtype = (EXPERTS // num_ranks + 2,) * num_ranks, torch.float32 if self.autocast else torch.float64
+        sizes: dict[str, Any] = {"length": 12, "num_layers": self.layers, "dtype": dtype}
+        return Case("standard", slots, (1,) * num_ranks, rule="quota", gradients=True, seed=5, **sizes)
+
+    @property
+    def autocast(self) -> bool:
+        """Whether products are of bfloat16."""
+        return self.beside == "autocast"
 
     def plan(self, num_ranks: int) -> Plan:
         """A plan whose policy looks at every record."""
         case = self.case(num_ranks)
         every, start = int(self.trigger == 1.0), PlacementDecision.of(case.placement())
         rebalancing = eager(start, trigger=self.trigger, every=every, record_steps=self.record_steps)
-        return made_plan(case.plan().cluster, case.plan().model, rebalancing=rebalancing)
+        beside = (
+            {"pipeline": PipelineDecision(forward=(2, 1, 4), backward=(1, 3, 2))} if self.beside == "degrees" else {}
+        )
+        return made_plan(case.plan().cluster, case.plan().model, rebalancing=rebalancing, **beside)
 
     def tokens(self, case: Case, step: int, part: int) -> Tensor:
         """Tokens of all ranks, of which few are frequent, so that few experts are busy."""
@@ -125,7 +151,9 @@ def in_one_process(run: Run, num_ranks: int) -> Trained:
     model = case.model()
     optimizer = OPTIMIZERS[run.optimizer](model.parameters())
     for step in range(run.steps):
-        losses = [_loss(model(run.tokens(case, step, part)), case.upstream()).sum() for part in range(run.micro)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=run.autocast):
+            logits = [model(run.tokens(case, step, part)) for part in range(run.micro)]
+        losses = [_loss(one, case.upstream()).sum() for one in logits]
         loss = sum(losses, torch.zeros(())) / run.micro / num_ranks
         loss.backward()  # type: ignore[no-untyped-call]
         answer.losses.append(loss.item())
@@ -156,9 +184,19 @@ def _made(world: World, run: Run, **options: Any) -> ExpertParallelModel:
     return spread
 
 
+def _wrapped(run: Run, spread: ExpertParallelModel) -> Any:
+    """A loop over the ranks: DistributedDataParallel, or the model itself, sharded."""
+    if "fsdp" not in run.beside:
+        return DistributedDataParallel(spread)
+    ignored = set(expert_parameters(spread))
+    for layer in spread.model.layers if run.beside == "fsdp by layer" else ():  # type: ignore[union-attr]
+        fully_shard(layer, ignored_params=ignored)
+    return fully_shard(spread, ignored_params=ignored)
+
+
 def _trained(world: World, run: Run) -> Trained:
     answer, spread = Trained(), _made(world, run)
-    loop = DistributedDataParallel(spread)
+    loop = _wrapped(run, spread)
     optimizer = OPTIMIZERS[run.optimizer](loop.parameters())
     answer.owners = np.stack([block.placement.owner for block in spread.blocks])
     for step in range(run.steps):
@@ -184,15 +222,15 @@ def _done(spread: ExpertParallelModel) -> dict[str, Any]:
     }
 
 
-def _step(
-    world: World, run: Run, loop: DistributedDataParallel, optimizer: torch.optim.Optimizer, step: int, answer: Trained
-) -> None:
-    spread, case = loop.module, run.case(world.size)
+def _step(world: World, run: Run, loop: Any, optimizer: torch.optim.Optimizer, step: int, answer: Trained) -> None:
+    spread, case = getattr(loop, "module", loop), run.case(world.size)
     mine, counts = own(case.batches, world.rank), np.zeros((case.num_layers, EXPERTS), np.int64)
     total = torch.zeros((), dtype=torch.float64)
     for part in range(run.micro):
         with loop.no_sync() if part + 1 < run.micro else mock.MagicMock():
-            loss = _loss(loop(run.tokens(case, step, part)[mine]), case.upstream()[mine]).sum() / run.micro
+            with torch.autocast("cpu", torch.bfloat16, enabled=run.autocast):
+                logits = loop(run.tokens(case, step, part)[mine])
+            loss = _loss(logits, case.upstream()[mine]).sum() / run.micro
             counts += [np.bincount(routed.ids.flatten(), minlength=EXPERTS) for routed in spread.routed]
             answer.computed.append(spread.traffic.loads if part + 1 == run.micro else [])
             loss.backward()  # type: ignore[no-untyped-call]
@@ -273,27 +311,45 @@ def _replayed(world: World) -> tuple[list[np.ndarray], dict[int, np.ndarray], li
     return answer.tables, schedule, answer.computed, answer.losses
 
 
-def _bytes(world: World) -> tuple[list[int], list[int]]:
-    """Bytes and number of all tensors after 20 and 200 steps of tables that change in turn."""
-    run, answer = Run("adamw", InTurn()), Trained()
+@dataclass(frozen=True)
+class Memory:
+    """What a rank has at a time."""
+
+    tensor_bytes: int
+    count: int  #: Of storages
+    resident_bytes: int  #: Of the process
+
+    @classmethod
+    def now(cls) -> "Memory":
+        gc.collect()
+        tensors = [one.untyped_storage() for one in gc.get_objects() if isinstance(one, Tensor)]
+        storages = {storage.data_ptr(): storage.nbytes() for storage in tensors}
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return cls(sum(storages.values()), len(storages), resident)
+
+
+def _memory(world: World) -> list[Memory]:
+    """Memory after 200 and 500 steps of tables that change in turn."""
+    run, found = Run("adamw", InTurn(), layers=1), list[Memory]()
     spread = _made(world, run)
-    loop, found = DistributedDataParallel(spread), list[tuple[int, int]]()
+    loop = DistributedDataParallel(spread)
     optimizer = OPTIMIZERS["adamw"](loop.parameters())
-    for step in range(200):
-        _step(world, run, loop, optimizer, step, answer)
-        answer = Trained()
-        if step + 1 in (20, 200):
-            found.append(_alive())
-    return found[0], found[1]  # type: ignore[return-value]
+    for step in range(500):
+        _step(world, run, loop, optimizer, step, Trained())
+        found += [Memory.now()] if step + 1 in (200, 500) else []
+    return found
 
 
-def _alive() -> tuple[int, int]:
-    gc.collect()
-    storages = {}
-    for one in gc.get_objects():
-        if isinstance(one, Tensor):
-            storages[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
-    return sum(storages.values()), len(storages)
+def _row_bytes(world: World) -> int:
+    """Bytes of the weights of an expert."""
+    spread = _made(world, Run())
+    return sum(one[0].nbytes for one in spread.blocks[0].parameters())
+
+
+def _by_itself(world: World) -> np.ndarray:
+    """What this rank would decide under the rule of `ByRank`."""
+    seen = Seen(0, 0, np.ones((1, 1, EXPERTS, world.size), np.int64), np.zeros((world.size, 6)), *[None] * 5)  # type: ignore[arg-type]
+    return ByRank()(seen)
 
 
 def _backward(world: World, run: Run, spread: ExpertParallelModel, step: int) -> None:
@@ -411,7 +467,9 @@ def _let_go(world: World) -> bool:
 FACTS: dict[str, Callable[[World], Any]] = {
     "resumed": _resumed,
     "replayed": _replayed,
-    "bytes": _bytes,
+    "memory": _memory,
+    "row bytes": _row_bytes,
+    "by itself": _by_itself,
     "refused": _refused,
     "frozen": _frozen,
     "two optimizers": _two_optimizers,

@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from moeplan.runtime.engine.layer_placement import LayerPlacement
 from moeplan.runtime.rebalancer import placement_of
@@ -22,6 +23,7 @@ from moeplan.solvers.flexmoe.state import holds, homes_after
 from tests.runtime.rebalancing_cases import (
     EXPERTS,
     Anything,
+    ByRank,
     Run,
     Trained,
     drawn,
@@ -39,9 +41,13 @@ RARELY = Run("adamw", Anything(2), record_steps=5, steps=20)
 BESIDE = {
     what: replace(DRAWN["sgd"], steps=8, beside=what) for what in ("", "eval", "unused", "reentrant", "not reentrant")
 }
+STACKED = [replace(DRAWN["adamw"], steps=8, beside=what) for what in ("degrees", "fsdp", "fsdp by layer")]
+AUTOCAST = replace(DRAWN["sgd"], steps=8, beside="autocast")
+BY_RANK = Run("sgd", ByRank(), steps=8)
 RUNS = {
-    2: [SGD, ADAMW, *DRAWN.values(), MICRO, NEVER, RARELY, *BESIDE.values()],
-    4: [SGD, ADAMW, *DRAWN.values(), MICRO],
+    2: [SGD, ADAMW, *DRAWN.values(), MICRO, NEVER, RARELY, *BESIDE.values(), *STACKED, AUTOCAST, BY_RANK],
+    4: [SGD, ADAMW, *DRAWN.values(), MICRO, BY_RANK],
+    8: [replace(DRAWN["adamw"], steps=12)],
 }
 POLICIES = [(ranks, run) for ranks, runs in RUNS.items() for run in runs if run.rule is None and run is not NEVER]
 
@@ -64,12 +70,21 @@ def every_run(test: Any) -> Any:
 
 @every_run
 def test_training_is_that_of_one_process(num_ranks: int, run: Run) -> None:
-    ranks, expected = answers(num_ranks)[run], alone(replace(run, rule=None, beside=""), num_ranks)
+    beside = run.beside if run.autocast else ""
+    ranks, expected = answers(num_ranks)[run], alone(replace(run, rule=None, beside=beside), num_ranks)
     for rank in ranks:
-        assert rank.losses == pytest.approx(expected.losses, rel=1e-9)
+        assert rank.losses == pytest.approx(expected.losses, rel=1e-2 if run.autocast else 1e-9)
     assert list(ranks[0].state) == list(expected.state)
-    assert all(close(ranks[0].state[name], value, 1e-8) for name, value in expected.state.items())
     assert len(set(expected.losses)) == run.steps
+    if run.autocast:  # bfloat16 rounds what other ranks sum: less than what was learned, by far
+        start = run.case(num_ranks).model().state_dict()
+        assert _apart(ranks[0].state, expected.state) < 0.05 * _apart(start, expected.state)
+    else:
+        assert all(close(ranks[0].state[name], value, 1e-8) for name, value in expected.state.items())
+
+
+def _apart(state: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    return float(sum((state[name] - value).square().sum() for name, value in other.items())) ** 0.5
 
 
 @every_run
@@ -206,11 +221,21 @@ def test_a_schedule_is_replayed_in_place_of_the_policy(two: list[dict[str, Any]]
     assert (computed == 2 * 12 * 2).all()  # ranks, tokens, experts a token
 
 
-def test_memory_does_not_grow(two: list[dict[str, Any]]) -> None:
+def test_memory_does_not_grow_over_500_steps(two: list[dict[str, Any]]) -> None:
     for rank in two:
-        (early_bytes, early), (late_bytes, late) = rank["bytes"]
-        assert late == pytest.approx(early, abs=5)  # tokens go other ways, and some tensors are empty
-        assert late_bytes == pytest.approx(early_bytes, rel=0.01)
+        early, late = rank["memory"]
+        assert late.count == pytest.approx(early.count, abs=5)  # tokens go other ways, and some tensors are empty
+        assert late.tensor_bytes == pytest.approx(early.tensor_bytes, rel=0.01)
+        left = late.resident_bytes - early.resident_bytes  # the log of what was done, too
+        assert left < 300 * rank["row bytes"] / 2, "weights of an expert in every other step"
+
+
+def test_ranks_that_would_decide_otherwise_each_hold_the_same_tables(two: list[dict[str, Any]]) -> None:
+    one, other = (rank["by itself"] for rank in two)
+    assert not np.array_equal(one, other)
+    for rank in answers(2)[BY_RANK]:
+        assert np.array_equal(rank.tables, answers(2)[BY_RANK][0].tables)
+        assert rank.facts["moved"] > 0
 
 
 def test_what_cannot_be_done_is_refused_in_a_line(two: list[dict[str, Any]]) -> None:

@@ -1,4 +1,9 @@
+import contextlib
+import dis
 import itertools
+import sys
+from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -9,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from moeplan.solvers import quota
+from moeplan.solvers.flexmoe import state
 from moeplan.solvers.quota import Holders, holders_of
 
 Array = NDArray[Any]
@@ -130,3 +136,45 @@ def test_pairs_take_turns_by_their_shares(layer: tuple[Array, list[list[int]], i
             assert (so_far[-1] if len(turns) else 0) == dealt[p, g]
             share = dealt[p, g] / max(pairs[e, g], 1) * np.arange(1, len(turns) + 1)
             assert (abs(so_far - share) <= len(held)).all()
+
+
+@contextlib.contextmanager
+def watched(*modules: ModuleType) -> Iterator[dict[str, set[str]]]:
+    """Names that ever were floating point, and divisions, by function that was called; nothing is compiled."""
+    found: dict[str, set[str]] = {}
+
+    def see(frame: Any, event: str, _value: object) -> Any:
+        name = frame.f_code.co_name
+        if frame.f_globals.get("__name__") in {one.__name__ for one in modules}:
+            if name not in found:
+                found[name] = {one.argrepr for one in dis.get_instructions(frame.f_code) if one.argrepr in ("/", "/=")}
+            kinds = {local: getattr(value, "dtype", type(value)) for local, value in frame.f_locals.items()}
+            found[name] |= {local for local, kind in kinds.items() if kind in (float, np.float32, np.float64)}
+        return see
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in modules:
+            for name, one in [*vars(module).items()]:
+                if hasattr(one, "py_func"):
+                    patch.setattr(module, name, one.py_func)
+        sys.settrace(see)
+        try:
+            yield found
+        finally:
+            sys.settrace(None)
+
+
+def test_ranks_with_other_cpus_find_the_same_split_and_owners_as_nothing_in_them_is_floating_point() -> None:
+    rng = np.random.default_rng(0)
+    held = [sorted({*rng.permutation(8)[:4].tolist(), 2 * d, 2 * d + 1}) for d in range(4)]
+    table = np.array([[*row, -1, -1, -1][:6] for row in held])
+    with watched(quota, state) as found, np.errstate(over="ignore"):  # of the last level, which has no next
+        holders = state.holders_in(table, 8, 2)
+        dealt, _ = quota.split(rng.integers(0, 99, (8, 4)), holders, 8)
+        quota.in_turn(np.ascontiguousarray(dealt[:, :1]), holders)
+        state.homes_after(np.arange(8) % 4, state.holds(table, 8), 2)
+    assert {"split", "in_turn", "homes_after", "holds"} < set(found)
+    assert not any(found.values()), found
+    with watched(state) as found:  # what would be seen
+        state.sum_ports(holders)
+    assert found == {"sum_ports": {"/", "rows"}}
