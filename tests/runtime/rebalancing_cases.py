@@ -116,10 +116,8 @@ class Run:
         case = self.case(num_ranks)
         every, start = int(self.trigger == 1.0), PlacementDecision.of(case.placement())
         rebalancing = eager(start, trigger=self.trigger, every=every, record_steps=self.record_steps)
-        beside = (
-            {"pipeline": PipelineDecision(forward=(2, 1, 4), backward=(1, 3, 2))} if self.beside == "degrees" else {}
-        )
-        return made_plan(case.plan().cluster, case.plan().model, rebalancing=rebalancing, **beside)
+        degrees = PipelineDecision(forward=(2, 1, 4), backward=(1, 3, 2)) if self.beside == "degrees" else None
+        return made_plan(case.plan().cluster, case.plan().model, rebalancing=rebalancing, pipeline=degrees)
 
     def tokens(self, case: Case, step: int, part: int) -> Tensor:
         """Tokens of all ranks, of which few are frequent, so that few experts are busy."""

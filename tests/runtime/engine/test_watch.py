@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.builders import known
 from tests.profilers.world.test_launch import environment
+from tests.runtime.engine.watch_cases import FAULTY_STEP, STEPS, case_of
 from tests.warm import Start, warm
 
 SCRIPT = Path(__file__).with_name("watch_cases.py")
@@ -65,7 +67,6 @@ def lines(text: str) -> list[str]:
     ("fault", "unlucky", "told"),
     [
         ("killed", 1, "rank 1 died or stopped (noticed by rank N)"),
-        ("killed in a move", 1, "rank 1 died or stopped (noticed by rank N)"),
         ("killed", 0, "rank N cannot reach rank 0, which keeps the store of this world"),
         ("stopped", 0, f"rank 0 did not answer within {TIMEOUT_S:g} s (noticed by rank N)"),
         ("ends", 1, "rank 1 ended while others need it (noticed by rank N); check that all take as many steps"),
@@ -75,8 +76,12 @@ def lines(text: str) -> list[str]:
     ],
 )
 def test_a_rank_in_grief_ends_others_with_a_line_that_names_it(loop: Loop, fault: str, unlucky: int, told: str) -> None:
-    ranks = loop(fault, unlucky)
-    struck = float(ranks[unlucky].out.split()[1])
+    assert_named(loop(fault, unlucky), fault, unlucky, told)
+
+
+def assert_named(ranks: list[Ended], fault: str, unlucky: int, told: str) -> None:
+    """Check that the others end soon after the fault, with the line that is told."""
+    struck = float(ranks[unlucky].out.split("struck ")[1].split()[0])
     for ended in ranks[:unlucky] + ranks[unlucky + 1 :]:
         assert ended.code == 6, ended
         (line,) = lines(ended.err)
@@ -89,6 +94,31 @@ def test_a_rank_in_grief_ends_others_with_a_line_that_names_it(loop: Loop, fault
     assert ("ValueError: a bad batch" in ranks[unlucky].err) == fault.startswith("raises")
     assert ranks[unlucky].out.endswith("flushed\n") == fault.startswith("raises")
     assert "moeplan: " not in ranks[unlucky].err
+
+
+def test_after_a_rank_was_killed_in_a_move_training_goes_on_from_the_last_checkpoint_as_it_would_have(
+    loop: Loop, tmp_path: Path
+) -> None:
+    losses = one_process()
+    killed = loop("killed in a move", 1)
+    assert_named(killed, "killed in a move", 1, "rank 1 died or stopped (noticed by rank N)")
+    for before, again, expected in zip(killed, loop("resumed in a move"), losses, strict=True):
+        assert [*map(float, before.out.split()[:FAULTY_STEP])] == pytest.approx(expected[:FAULTY_STEP], rel=1e-9)
+        assert [*map(float, again.out.split())] == pytest.approx(expected[FAULTY_STEP:], rel=1e-9)
+
+
+def one_process() -> list[list[float]]:
+    """Losses of the whole model by rank and step."""
+    case, losses = case_of(3), list[list[float]]()
+    model = case.model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number in range(STEPS):
+        loss = model(case.tokens(number)).square().sum((1, 2))
+        loss.mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.tolist())
+    return [list(column) for column in zip(*losses, strict=True)]
 
 
 def test_a_world_that_met_in_a_file_is_watched_as_well(tmp_path: Path, loop: Loop) -> None:

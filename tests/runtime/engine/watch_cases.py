@@ -13,20 +13,24 @@ import signal
 import sys
 import threading
 import time
+from typing import Any
 from unittest import mock
 
 import numpy as np
+import torch
+import torch._dynamo  # optimizers load it
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from moeplan.errors import RankError
 from moeplan.runtime import parallelize
-from moeplan.runtime.engine.layer_placement import LayerPlacement
+from moeplan.runtime.decisions import PlacementDecision
 from moeplan.runtime.engine.route import Route
 from moeplan.runtime.engine.watch import naming_lost_ranks, watch
-from moeplan.runtime.expert_parallel import ExpertParallelModel
-from moeplan.solvers.placement import Placement
+from moeplan.runtime.rebalancing import tables_of
+from moeplan.runtime.whole import full_optimizer_state, full_state_dict, keep_held
+from tests.runtime.plans import eager, made_plan
 from tests.runtime.rank_cases import Case
 
 STEPS, FAULTY_STEP = 6, 3
@@ -48,10 +52,11 @@ def train(fault: str, unlucky: int, timeout_s: float) -> None:
     dist.init_process_group("gloo", os.environ.get("TEST_STORE", "env://"), rank=rank, world_size=size)
     halves = [dist.new_group([0, 1]), dist.new_group(list(range(2, size)))] if "in halves" in fault else [None]
     watch(timeout_s=timeout_s)
+    if "in a move" in fault:
+        moved(fault, rank, unlucky)
+        return
     loop, tokens = made(halves[rank // 2 % len(halves)])
     for number in range(STEPS):
-        if number == FAULTY_STEP and fault == "killed in a move":
-            move(loop.module, fault if rank == unlucky else "")
         with naming_lost_ranks() if fault == "caught" else contextlib.nullcontext():
             logits = loop(tokens)
             if (number, rank) == (FAULTY_STEP, unlucky):
@@ -68,31 +73,49 @@ def train(fault: str, unlucky: int, timeout_s: float) -> None:
 def made(group: dist.ProcessGroup | None) -> tuple[DistributedDataParallel, Tensor]:
     """A model on the ranks of a group, and the samples of this rank."""
     size = dist.get_world_size(group)
-    case = Case("standard", (4,) * size, (1,) * size, num_layers=2, gradients=True)
+    case = case_of(size)
     model = parallelize(case.model(), case.plan(), group)
     return DistributedDataParallel(model, process_group=group), case.tokens()[:1]
 
 
-def move(model: ExpertParallelModel, fault: str) -> None:
-    """Give every expert to the next rank; where there is a fault, it strikes when rows leave."""
-    size = dist.get_world_size(model.group)
-    for layer, block in enumerate(model.blocks):
-        owner_E = (block.placement.owner + 1) % size
-        owned = [np.flatnonzero(owner_E == rank) for rank in range(size)]
-        rows = [[*own, *np.setdiff1d(np.arange(8), own)[: 4 - len(own)]] for own in owned]
-        place = LayerPlacement.of(
-            Placement.from_sets([rows] * (layer + 1), 8), layer, devices_per_node=1, group=None, owner=owner_E
-        )
-        with (
-            mock.patch.object(Route, "move", side_effect=lambda *_: strike(fault))
-            if fault
-            else contextlib.nullcontext()
-        ):
-            block.rebind(place)
+def case_of(size: int, **more: Any) -> Case:
+    """A model on so many ranks, with a sample for each."""
+    return Case("standard", (4,) * size, (1,) * size, num_layers=2, gradients=True, **more)
+
+
+def moved(fault: str, rank: int, unlucky: int) -> None:
+    """Train while every expert moves to the next rank after each step, and save every step but the faulty one's.
+
+    Of "killed in a move" the fault strikes when rows leave; "resumed in a move" goes on from what was saved.
+    """
+    case = case_of(dist.get_world_size(), rule="quota")
+    start = tables_of(case.placement())
+    plan = made_plan(case.plan().cluster, case.plan().model, rebalancing=eager(PlacementDecision.of(case.placement())))
+    spread = parallelize(case.model(), plan, schedule={step: np.roll(start, step, axis=1) for step in range(STEPS + 1)})
+    loop, optimizer, done = DistributedDataParallel(spread), torch.optim.AdamW(spread.parameters()), 0
+    assert spread.rebalancing is not None
+    if fault.startswith("resumed"):
+        saved = torch.load("checkpoint.pt", weights_only=True)
+        spread.rebalancing.load_state_dict(saved["rebalancing"])
+        spread.model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        keep_held(spread, optimizer)
+        done = spread.rebalancing.step
+    for number in range(done, STEPS):
+        loss = loop(case.tokens(number)[rank : rank + 1]).square().sum()
+        loss.backward()
+        struck = (number, rank, fault) == (FAULTY_STEP, unlucky, "killed in a move")
+        with mock.patch.object(Route, "move", side_effect=lambda *_: strike(fault)) if struck else mock.MagicMock():
+            optimizer.step()
+        optimizer.zero_grad()
+        print(loss.item(), flush=True)  # all that a rank writes where no fault strikes
+        state = {"model": full_state_dict(loop), "optimizer": full_optimizer_state(loop, optimizer)}
+        if rank == 0:
+            torch.save(state | {"rebalancing": spread.rebalancing.state_dict()}, "checkpoint.pt")
 
 
 def strike(fault: str) -> None:
-    print(os.getpid(), time.time(), flush=True)
+    print(os.getpid(), "struck", time.time(), flush=True)
     if fault.startswith("killed") or fault == "caught":
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault.startswith("stopped"):
@@ -125,7 +148,7 @@ def fork(fault: str, unlucky: int) -> bool:
         if not (pid := os.fork()):
             os.environ["RANK"] = str(rank)
             for name, stream in (("out", 1), ("err", 2)):
-                os.dup2(os.open(f"{name}-{rank}", os.O_WRONLY | os.O_CREAT), stream)
+                os.dup2(os.open(f"{name}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
             return True
         ranks[pid] = rank
     while ranks:
