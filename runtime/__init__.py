@@ -7,10 +7,19 @@ if TYPE_CHECKING:
     from .active import load_plan
     from .gradients import clip_grad_norm_, expert_parameters
     from .parallel import parallelize
+    from .schedule import schedule_of
     from .trainer import PlanCallback
     from .whole import full_state_dict
 
-__all__ = ["PlanCallback", "clip_grad_norm_", "expert_parameters", "full_state_dict", "load_plan", "parallelize"]
+__all__ = [
+    "PlanCallback",
+    "clip_grad_norm_",
+    "expert_parameters",
+    "full_state_dict",
+    "load_plan",
+    "parallelize",
+    "schedule_of",
+]
 
 _HOMES = {
     "PlanCallback": ".trainer",
@@ -19,6 +28,7 @@ _HOMES = {
     "full_state_dict": ".whole",
     "load_plan": ".active",
     "parallelize": ".parallel",
+    "schedule_of": ".schedule",
 }
 
 

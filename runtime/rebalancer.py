@@ -27,12 +27,11 @@ from .engine.layer_placement import LayerPlacement
 from .engine.loads import Loads
 from .engine.watch import naming_lost_ranks
 from .plan import Plan
-from .rebalancing import policy_of, tables_of
+from .rebalancing import EMPTY, policy_of, tables_of
 
 if TYPE_CHECKING:
     from ..solvers.flexmoe import Operation
 
-EMPTY = -1  # in a slot that holds no expert
 Schedule = Mapping[int, ArrayLike]
 
 

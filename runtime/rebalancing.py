@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from ..solvers.flexmoe import Costs, Decide
 
 
+EMPTY = -1  # in a slot that holds no expert
+
+
 def policy_of(decision: RebalancingDecision) -> "tuple[Decide, Costs]":
     """The rule that decides, and the rates that it decides by."""
     from ..solvers.flexmoe import Costs, Paper, Policy

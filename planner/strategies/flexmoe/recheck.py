@@ -2,12 +2,12 @@
 
 from ....errors import CertificationError
 from ....runtime.plan import Plan
+from ....runtime.schedule import PLAN, Schedule
 from ...certify.certificate import Certificate
 from ...evaluate.replay import step_pairs
 from ...options import RebalancingOptions
 from ..strategy import Again
-from .rules import PLAN, START, rules_of, window_balance
-from .schedule import Schedule
+from .rules import START, rules_of, scheduled, window_balance
 
 
 def recheck(plan: Plan, again: Again | None, certificate: Certificate) -> None:
@@ -36,7 +36,7 @@ def recheck(plan: Plan, again: Again | None, certificate: Certificate) -> None:
     task = again.task
     pairs, group = [one[:-1] for one in step_pairs(task.scene)], plan.cluster.devices_per_node
     runs = {name: one.run(pairs[-1], start, group) for name, one in rules_of(task, decision).items()}
-    expected = Schedule.of(task.scene, runs)
+    expected = scheduled(task.scene, runs)
     if schedule.to_bytes() != expected.to_bytes():
         raise CertificationError("the schedule beside the plan is not what its rules do on the steps that judge")
     for name, run in runs.items():

@@ -3,17 +3,20 @@
 Legend: B steps; L MoE layers; E experts; D devices.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ....runtime.decisions import RebalancingDecision
 from ....runtime.rebalancing import policy_of
-from ....solvers.flexmoe import Decide, EveryEplb, Paper, Split, Stay
+from ....runtime.schedule import COLUMNS, KINDS, PLAN, Schedule
+from ....solvers.flexmoe import Decide, EveryEplb, Paper, Run, Split, Stay
 from ....solvers.placement import Placement
 from ...evaluate.rebalancing import Following
+from ...evaluate.scene import Scene
 from ...task import Task
 
-PLAN = "plan"
 START = 8  # last fitted steps that the first placement is made for
 EPLB_STEPS = 100  # between two placements of the rival
 
@@ -46,6 +49,20 @@ def rules_of(task: Task, decision: RebalancingDecision) -> dict[str, Following]:
         }
     known: dict[str, Following] = task.shared[key]
     return known
+
+
+def scheduled(scene: Scene, runs: Mapping[str, Run]) -> Schedule:
+    """What the plan did on the part that judges, and the balance of all rules; layers without load are even."""
+    steps = scene.cohorts[-1].step_ids
+    assert steps is not None
+    rows = [
+        (int(steps[one.record]), one.layer, KINDS.index(one.kind), one.expert, one.source, one.target)
+        for one in runs[PLAN].operations
+    ]
+    operations = np.array(rows, np.int64).reshape(-1, len(COLUMNS))
+    return Schedule(
+        steps.astype(np.int64), operations, {name: np.maximum(run.balance, 1) for name, run in runs.items()}
+    )
 
 
 def window_balance(pairs: NDArray[np.integer], placement: Placement) -> float:

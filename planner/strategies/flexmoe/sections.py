@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from ....runtime.plan import Part, Plan
+from ....runtime.schedule import PLAN
 from ...document import Column, Section, Table, Text
 from ...evaluate.metrics import BALANCE, MIGRATED
 from ...evaluate.price import IDEAL, STEP
 from ...figures import TimeUnit, find, megabytes, percent, value
 from ...options import RebalancingOptions
-from .rules import PLAN
 
 RUNTIME = "moeplan's own runtime carries it out: model = parallelize(model, load_plan()), as docs/runtime.md shows"
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ....errors import InputError, UsageError
 from ....runtime.decisions import DispatchModel, PlacementDecision, RebalancingDecision
 from ....runtime.plan import Plan
+from ....runtime.schedule import PLAN
 from ....solvers.arrays import Ints
 from ....solvers.flexmoe import Costs, Paper, Policy, Run, initial
 from ....solvers.flexmoe.initial import BALANCE_ALONE, DEEP
@@ -31,8 +32,7 @@ from ..strategy import Solution, Strategy, sidecar
 from . import FlexmoeParams
 from .rates import UNTIMED, rates
 from .recheck import recheck
-from .rules import PLAN, START, rules_of, window_balance
-from .schedule import Schedule
+from .rules import START, rules_of, scheduled, window_balance
 from .sections import remarks, sections, table
 
 EXTRA = 2  # slots per device beyond one an expert that are tried where none are asked for
@@ -92,7 +92,7 @@ class Flexmoe(Strategy):
         for one in rules.values():
             one.run(judging[:2], placement, group)  # compiles what decides, which is no planning
         runs = {name: one.run(judging, placement, group) for name, one in rules.items()}
-        named, sidecars = sidecar("schedule", Schedule.of(scene, runs).to_bytes())
+        named, sidecars = sidecar("schedule", scheduled(scene, runs).to_bytes())
         options = RebalancingOptions(
             slots=chosen.slots,
             horizon=params.horizon,

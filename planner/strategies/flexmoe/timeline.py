@@ -9,10 +9,9 @@ import numpy as np
 
 from ....errors import UsageError
 from ....runtime.plan import Plan
+from ....runtime.schedule import COLUMNS, KINDS, PLAN, Schedule
 from ....solvers.arrays import Floats
 from ...document import Drawing, Section, check_page, write_page
-from .rules import PLAN
-from .schedule import COLUMNS, KINDS, Schedule
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -62,12 +61,9 @@ def trace_events(plan: Plan, layer: int, folder: Path) -> list[dict[str, Any]]:
 
 def _of_layer(plan: Plan, layer: int, folder: Path) -> tuple[Schedule, dict[str, Floats]]:
     """The schedule beside a plan, and the balance of a layer by rule, `[B]`."""
-    decision = plan.decisions.rebalancing
-    if decision is None or decision.schedule is None:
-        raise UsageError("no schedule beside the plan; expected one of moeplan solve --strategy flexmoe")
+    schedule = Schedule.beside(plan, folder)
     if not 0 <= layer < plan.model.num_layers:
         raise UsageError(f"--timeline {layer}; expected an MoE layer, 0 to {plan.model.num_layers - 1}")
-    schedule = Schedule.from_bytes(decision.schedule.read(folder), plan.model.num_layers)
     names = sorted(schedule.balance, key=lambda name: (name != PLAN, name))
     return schedule, {name: schedule.balance[name][:, layer] for name in names}
 

@@ -18,11 +18,15 @@ from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.scene import Passes
 from moeplan.planner.evaluate.tally import Tally
 from moeplan.planner.strategies.flexmoe.rates import rates
-from moeplan.planner.strategies.flexmoe.schedule import KINDS, Schedule
 from moeplan.planner.strategies.flexmoe.strategy import filled
 from moeplan.planner.strategies.flexmoe.timeline import timeline_picture, trace_events, write_timeline
 from moeplan.planner.strategies.strategy import sidecar
+from moeplan.runtime.active import load_plan
 from moeplan.runtime.plan import load
+from moeplan.runtime.rebalancing import policy_of, tables_of
+from moeplan.runtime.schedule import KINDS, Schedule
+from moeplan.runtime.schedule import schedule_of as tables_by_step
+from moeplan.solvers.flexmoe import follow
 from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.traces.count_form import CountTable, CountTrace, read_counts, write_counts
 from moeplan.traces.reader import Trace
@@ -117,7 +121,7 @@ def plan(solved: Path) -> Any:
 
 
 def schedule_of(solved: Path, plan: Any) -> Schedule:
-    return Schedule.from_bytes(plan.decisions.rebalancing.schedule.read(solved.parent), LAYERS)
+    return Schedule.beside(plan, solved.parent)
 
 
 def test_a_plan_follows_the_load_better_than_its_own_start_and_is_certified(
@@ -175,6 +179,29 @@ def test_the_schedule_carried_out_by_hand_gives_the_balance_that_the_plan_tells(
     assert len(schedule.operations)
     assert judged(plan)["plan/standard"]["balance"] == pytest.approx(ratios.mean())
     assert np.allclose(schedule.balance["plan"], ratios)
+
+
+def test_the_schedule_as_tables_is_what_the_evaluation_held_at_every_step(solved: Path, plan: Any) -> None:
+    rule, costs = policy_of(plan.decisions.rebalancing)
+    start, records = tables_of(plan.placement), drifting()[STEPS // 2 :, :, None]
+    run = follow(records, start, rule, costs, group=2, steps=10)
+    tables, held = tables_by_step(load_plan(solved)), start
+    for record, step in enumerate(schedule_of(solved, plan).steps.tolist()):
+        held = tables.get(step, held)
+        assert (np.sort(held, axis=2) == np.sort(run.tables[run.period[record]], axis=2)).all()
+    assert len(tables) == len({one.record for one in run.operations}) > 2
+
+
+def test_operations_without_a_slot_are_refused(plan: Any) -> None:
+    start = tables_of(plan.placement)
+    held, absent = start[0, 1, 0], np.setdiff1d(np.arange(EXPERTS), start[0, 1])[0]
+    for row in ([3, 0, 0, absent, 0, 1], [3, 0, 1, absent, 1, -1], [3, 0, 2, held, 1, 1]):
+        schedule = Schedule(np.array([3]), np.array([row]), {})
+        if row[2] != 2:
+            with pytest.raises(InputError, match=f"step 3, layer 0: no slot of device 1 for .* expert {absent};"):
+                schedule.tables(start)
+        else:
+            assert (schedule.tables(start)[3] == start).all()
 
 
 def test_tokens_tell_what_their_counts_tell(tmp_path: Path, profile: Path, plan: Any) -> None:
