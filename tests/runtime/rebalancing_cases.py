@@ -4,9 +4,11 @@ Legend: L MoE layers; E experts; D ranks; S slots.
 """
 
 import copy
+import dataclasses
 import gc
 import io
 import os
+import tempfile
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,15 +26,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from moeplan.profilers.world import World
-from moeplan.runtime import parallelize
-from moeplan.runtime.decisions import PipelineDecision, PlacementDecision
+from moeplan.runtime import load_plan, parallelize, schedule_of
+from moeplan.runtime.decisions import PipelineDecision, PlacementDecision, SidecarFile
 from moeplan.runtime.expert_parallel import ExpertParallelModel
 from moeplan.runtime.gradients import expert_parameters
-from moeplan.runtime.plan import Plan
+from moeplan.runtime.plan import Plan, save
 from moeplan.runtime.rebalancer import Rebalancer
 from moeplan.runtime.rebalancing import tables_of
+from moeplan.runtime.schedule import KINDS, PLAN, Schedule
 from moeplan.runtime.whole import full_state_dict
-from moeplan.solvers.flexmoe import Seen
+from moeplan.solvers.flexmoe import Seen, follow
 from tests.runtime.plans import COSTS, eager, made_plan
 from tests.runtime.rank_cases import Case
 from tests.runtime.replica_cases import OPTIMIZERS, Lamb
@@ -255,6 +258,10 @@ def _step(world: World, run: Run, loop: Any, optimizer: torch.optim.Optimizer, s
 # Beside trainings
 
 
+#: Tables after every step of a schedule, those expected by step, pairs computed, and losses
+Replayed = tuple[list[np.ndarray], dict[int, np.ndarray], list[list[int]], list[float]]
+
+
 def facts(world: World, _payload: None) -> dict[str, Any]:
     """Facts by name."""
     return {name: fact(world) for name, fact in FACTS.items()}
@@ -295,18 +302,43 @@ def _resumed(world: World) -> dict[str, tuple[list[np.ndarray], list[float], lis
     return found
 
 
-def _replayed(world: World) -> tuple[list[np.ndarray], dict[int, np.ndarray], list[list[int]], list[float]]:
-    """Tables after every step of a schedule, the schedule, pairs computed, and losses."""
+def _replayed(world: World) -> Replayed:
+    """Of drawn tables."""
     run, rng = Run("adamw", steps=12), np.random.default_rng(1)
     shape = tables_of(run.case(world.size).placement()).shape
     schedule = {step: np.stack([drawn(shape[1:], rng) for _ in range(shape[0])]) for step in (0, 1, 2, 5, 11)}
+    return _replay(world, run, schedule, schedule)
+
+
+def _replayed_from_file(world: World) -> Replayed:
+    """Of what lies beside a plan, and what the evaluation held at every step."""
+    run, case = Run("adamw", steps=12), Run().case(world.size)
+    plan, start = run.plan(world.size), tables_of(case.placement())
+    sizes = run.steps + 1, case.num_layers, 1, EXPERTS, world.size
+    records = np.random.default_rng(2).integers(1, 9, sizes)
+    evaluated = follow(records, start, Anything(4), COSTS, group=plan.cluster.devices_per_node)
+    rows = [
+        (one.record, one.layer, KINDS.index(one.kind), *dataclasses.astuple(one)[3:]) for one in evaluated.operations
+    ]
+    schedule = Schedule(np.arange(run.steps + 1), np.array(rows), {PLAN: np.ones(sizes[:2])})
+    file = SidecarFile.of("schedule", schedule.to_bytes())
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, file.file).write_bytes(schedule.to_bytes())
+        assert plan.decisions.rebalancing is not None
+        decision = plan.decisions.rebalancing.model_copy(update={"schedule": file})
+        save(made_plan(plan.cluster, plan.model, rebalancing=decision), Path(folder, "plan.json"))
+        tables = schedule_of(load_plan(Path(folder, "plan.json")))
+    return _replay(world, run, tables, dict(enumerate(evaluated.tables[evaluated.period])))
+
+
+def _replay(world: World, run: Run, schedule: dict[int, np.ndarray], expected: dict[int, np.ndarray]) -> Replayed:
     answer, spread = Trained(), _made(world, run, schedule=schedule)
     answer.tables.append(_rebalancing(spread).tables.copy())
     loop = DistributedDataParallel(spread)
     optimizer = OPTIMIZERS["adamw"](loop.parameters())
     for step in range(run.steps):
         _step(world, run, loop, optimizer, step, answer)
-    return answer.tables, schedule, answer.computed, answer.losses
+    return answer.tables, expected, answer.computed, answer.losses
 
 
 @dataclass(frozen=True)
@@ -465,6 +497,7 @@ def _let_go(world: World) -> bool:
 FACTS: dict[str, Callable[[World], Any]] = {
     "resumed": _resumed,
     "replayed": _replayed,
+    "replayed from file": _replayed_from_file,
     "memory": _memory,
     "row bytes": _row_bytes,
     "by itself": _by_itself,
