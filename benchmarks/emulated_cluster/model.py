@@ -42,9 +42,9 @@ class Waiter:
 class WaitingExperts(nn.Module):
     """Experts that take `start_s + pair_s` a token-expert pair, forward, twice that backward, and add nothing."""
 
-    def __init__(self, num_experts: int, waiter: Waiter, start_s: float, pair_s: float) -> None:
+    def __init__(self, num_experts: int, waiter: Waiter, start_s: float, pair_s: float, size: int = 1) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(num_experts, 1, 1))
+        self.weight = nn.Parameter(torch.zeros(num_experts, size, 1))
         self.waiter, self.start_s, self.pair_s = waiter, start_s, pair_s
 
     def forward(self, x_TM: Tensor, ids_TK: Tensor, _weight_TK: Tensor) -> Tensor:
@@ -77,6 +77,8 @@ class Sizes:
     ----------
     kv_size
         Elements of K and V together, a token and layer.
+    expert_size
+        Parameters of an expert.
     start_s, pair_s, attention_s
         Of a call of the experts, of each of its token-expert pairs, and of attention, a token.
     """
@@ -84,6 +86,7 @@ class Sizes:
     num_experts: int
     hidden_size: int = 1024
     kv_size: int = 512
+    expert_size: int = 1
     start_s: float = 2e-4
     pair_s: float = 1e-4
     attention_s: float = 1e-4
@@ -160,7 +163,7 @@ class _Block(nn.Module):
     def __init__(self, ids_VK: Tensor, sizes: Sizes, waiter: Waiter) -> None:
         super().__init__()
         self.router = _Router(ids_VK)
-        self.experts = WaitingExperts(sizes.num_experts, waiter, sizes.start_s, sizes.pair_s)
+        self.experts = WaitingExperts(sizes.num_experts, waiter, sizes.start_s, sizes.pair_s, sizes.expert_size)
 
     def forward(self, x: Tensor) -> Tensor:
         x_TM = x.flatten(0, -2)

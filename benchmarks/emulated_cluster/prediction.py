@@ -14,7 +14,9 @@ import torch
 
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.coherent.attention import batches
-from moeplan.solvers import netmoe
+from moeplan.runtime.engine.step_quota import INTER_RATIO
+from moeplan.solvers import netmoe, quota
+from moeplan.solvers.flexmoe.state import holders_in
 from moeplan.solvers.placement import Placement
 from moeplan.solvers.ports import link_classes, port_copies, remote_visits
 from moeplan.solvers.seconds import exchange_seconds, slowest
@@ -22,6 +24,7 @@ from moeplan.solvers.seconds import exchange_seconds, slowest
 from .calibration import Profile
 from .model import BACKWARD, STRIDE, Sizes
 from .routing import Workload
+from .training import IDEAL, TODAY, TOKENS, WARM, Drift, Trained
 
 Array = np.ndarray
 
@@ -207,3 +210,58 @@ def devices_of(placement: Placement) -> Array:
     device_LE = np.empty((len(placement.physical_to_logical), placement.num_experts), np.int64)
     np.put_along_axis(device_LE, placement.physical_to_logical.astype(np.int64), placement.device_of_slot[None], axis=1)
     return device_LE
+
+
+def training_seconds(profile: Profile, cluster: Cluster, one: Drift, way: str, trained: Trained) -> Array:
+    """Seconds of a way's steps: experts, exchanges, what replicas and moves send, and small calls, `[R, 5]`."""
+    found = []
+    even = np.bincount(one.work.ids[one.work.tokens[-1], 0, 0], minlength=one.work.num_experts)
+    for step in range(WARM, len(one.pairs)):
+        parts = np.zeros(5)
+        for layer, pairs_ED in enumerate(one.pairs[step]):
+            if way == IDEAL:
+                pairs_ED = np.repeat(even[:, None], cluster.num_devices, axis=1)
+            holders = holders_in(trained.tables[step][layer], one.work.num_experts, cluster.devices_per_node)
+            dealt_PD, busiest = quota.split(np.ascontiguousarray(pairs_ED, np.int64), holders, INTER_RATIO)
+            flow_DD = np.zeros((cluster.num_devices, cluster.num_devices))
+            np.add.at(flow_DD, holders.device, dealt_PD)  # [to, from]
+            exchange = exchange_s(profile, cluster, 4 * one.sizes.hidden_size * flow_DD.T)
+            wait = float(profile.wait.seconds(np.array(one.sizes.start_s + one.sizes.pair_s * busiest)))
+            parts[0] += (1 + BACKWARD) * wait
+            parts[1] += 4 * exchange
+            replicas = replica_flows(trained.tables[step][layer], trained.owners[step][layer])
+            parts[2] += sum(2 * exchange_s(profile, cluster, 4 * one.sizes.expert_size * flow) for flow in replicas)
+            if step + 1 < len(one.pairs):
+                moved = np.zeros_like(flow_DD)
+                before, after = trained.owners[step][layer], trained.owners[step + 1][layer]
+                np.add.at(moved, (before, after), before != after)
+                parts[3] += exchange_s(profile, cluster, 12 * one.sizes.expert_size * moved)
+            parts[4] += profile.call_s * (1 + (way not in (TODAY, IDEAL)))
+        parts[0] += one.sizes.attention_s * TOKENS * len(one.pairs[step])
+        found.append(parts)
+    return np.array(found)
+
+
+def replica_flows(table: Array, owner: Array) -> list[Array]:
+    """Rows, in parts, of a layer's replicas between devices `[from, to]`: from the owner, and among the others."""
+    scatter, among = np.zeros((2, len(table), len(table)))
+    for expert, home in enumerate(owner.tolist()):
+        others = [device for device in np.flatnonzero((table == expert).any(axis=1)).tolist() if device != home]
+        for device in others:
+            scatter[home, device] += 1 / len(others)
+            for other in others:
+                among[device, other] += (other != device) / len(others)
+    return [scatter, among]
+
+
+def exchange_s(profile: Profile, cluster: Cluster, bytes_DD: Array) -> float:
+    """Seconds of an exchange of bytes `[from, to]` between devices; 0 of none."""
+    node_D = np.arange(cluster.num_devices) // cluster.devices_per_node
+    apart = node_D[:, None] != node_D
+    between = (bytes_DD * apart).reshape(cluster.num_nodes, cluster.devices_per_node, cluster.num_nodes, -1).sum((1, 3))
+    inside = bytes_DD * (~apart & ~np.eye(cluster.num_devices, dtype=bool))
+    if not between.any() and not inside.any():
+        return 0.0
+    inter = np.array([max(between.sum(0).max(), between.sum(1).max())])
+    intra = np.array([max(inside.sum(0).max(), inside.sum(1).max())])
+    return float(max(profile.inter_s(inter).seconds[0], profile.intra_s(intra).seconds[0]))

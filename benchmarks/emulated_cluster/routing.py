@@ -69,8 +69,8 @@ def preferring(
     return Workload(ids.reshape(-1, num_layers, 2), kinds, num_experts)
 
 
-def plan_of(cluster: Cluster, work: Workload, sizes: Sizes, placement: Placement, **decided: Any) -> Plan:
-    """A plan with this placement and whatever else is decided."""
+def plan_of(cluster: Cluster, work: Workload, sizes: Sizes, placement: Placement | None, **decided: Any) -> Plan:
+    """A plan with this placement, if any, and whatever else is decided."""
     _, num_layers, top_k = work.ids.shape
     model = ModelSpec(
         name="emulated",
@@ -81,7 +81,8 @@ def plan_of(cluster: Cluster, work: Workload, sizes: Sizes, placement: Placement
         dtype_bytes=4,
         attention=Attention(kv_size=sizes.kv_size),
     )
-    decisions = Decisions(placement=PlacementDecision.of(placement), **decided)
+    placed = None if placement is None else PlacementDecision.of(placement)
+    decisions = Decisions(placement=placed, **decided)
     return Plan.make(
         strategies=("benchmark",), seed=0, cluster=cluster, model=model, inputs=Inputs(), decisions=decisions
     )
