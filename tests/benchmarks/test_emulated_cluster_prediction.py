@@ -6,16 +6,21 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
 from benchmarks.emulated_cluster.calibration import Profile
 from benchmarks.emulated_cluster.model import STRIDE, Sizes
 from benchmarks.emulated_cluster.pipelining import MOST, PIPELINING
-from benchmarks.emulated_cluster.prediction import Predictor, generated
+from benchmarks.emulated_cluster.prediction import Predictor, exchange_s, generated, replica_flows, training_seconds
 from benchmarks.emulated_cluster.rehoming import BATCHES, REHOMING, inputs, left
 from benchmarks.emulated_cluster.routing import Workload
+from benchmarks.emulated_cluster.timing import Seconds
+from benchmarks.emulated_cluster.training import STATIC, TOKENS, WARM, Drift, Trained
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.fits.fit import Prediction
 from moeplan.profilers.fits.laws import AlphaBeta
+from moeplan.runtime.engine.layer_placement import LayerPlacement
+from moeplan.runtime.rebalancer import placement_of
 from moeplan.solvers import contiguous, netmoe
 from moeplan.solvers.pipemoe import nested_pairs
 from moeplan.solvers.placement import Placement
@@ -264,3 +269,49 @@ def test_samples_are_as_local_as_those_of_the_paper_on_average(name: str) -> Non
         steps = [Predictor.of(Lines(), cluster, work, one.sizes, placement) for work in one.steps]  # type: ignore[arg-type]
         found = left(steps)["pairs combined between nodes, %"]
         assert found == pytest.approx(1 - np.mean(SAVED[name]) / 100, abs=0.025)
+
+
+# Training under replicas that follow the load
+
+
+def test_rows_of_replicas_are_those_that_the_runtime_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = np.array([[0, 1, 4, 5], [2, 3, 4, 0], [4, 6, 7, -1], [4, 0, 1, -1]])
+    owner = np.array([3, 0, 1, 1, 2, 0, 2, 2])
+    expected = replica_flows(table, owner)
+    monkeypatch.setattr(dist, "get_world_size", lambda group=None: 4)
+    for rank in range(4):
+        monkeypatch.setattr(dist, "get_rank", lambda group=None, rank=rank: rank)
+        place = LayerPlacement.of(placement_of(table, 8), 0, devices_per_node=2, group=None, owner=owner)
+        assert place.rows is not None
+        cut = place.rows._cut(12)
+        for route, flow in zip((cut.scatter, cut.exchange), expected, strict=True):
+            assert route.sent[0] == pytest.approx(12 * flow[rank])
+            assert route.received[0] == pytest.approx(12 * flow[:, rank])
+
+
+def test_an_exchange_waits_for_the_busiest_node_or_rank() -> None:
+    flow = np.array([[9, 7, 3, 0], [0, 0, 5, 1], [0, 2, 0, 90], [0, 0, 0, 0]])  # 9 bytes leave node 0, 2 leave node 1
+    profile: Profile = Lines()  # type: ignore[assignment]
+    assert exchange_s(profile, CLUSTER, flow) == max(4 + 9 / 4, 2 + 90 / 64)
+    flow[2, 3] = 900
+    assert exchange_s(profile, CLUSTER, flow) == 2 + 900 / 64
+    assert exchange_s(profile, CLUSTER, np.eye(4)) == 0
+
+
+def test_a_step_of_training_is_the_sum_of_its_parts() -> None:
+    pairs = np.zeros((WARM + 1, 1, EXPERTS, 4), np.int64)
+    pairs[:, 0, 0, 0], pairs[:, 0, 7, 0] = 6, 4  # expert 0 is on devices 0 and 2, expert 7 on 3
+    table = np.array([[[0, 1, 2], [3, 4, -1], [0, 5, -1], [6, 7, -1]]])
+    owner = np.array([[0, 0, 0, 1, 1, 2, 3, 3]])
+    work = Workload(np.zeros((1, 1, 1), np.int64), np.zeros((1, 1), np.int64), EXPERTS)
+    one = Drift("", pairs, work, replace(SIZES, expert_size=5), {})
+    trained = Trained(Seconds(()), [table] * (WARM + 1), [owner] * (WARM + 1))
+    (parts,) = training_seconds(Lines(), CLUSTER, one, STATIC, trained)  # type: ignore[arg-type]
+    # Device 3 computes 4 pairs of expert 7. So does device 0 of expert 0, and sends 2 + 4 to the other node.
+    assert parts.tolist() == [
+        3 * (1 + 2 * (0.5 + 0.25 * 4)) + 0.125 * TOKENS,
+        4 * (4 + 4 * 16 * 6 / 4),
+        18,
+        0,
+        2 * CALL_S,
+    ]
