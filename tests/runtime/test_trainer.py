@@ -49,10 +49,10 @@ def plan(**options: Any) -> Plan:
     return made_plan(Cluster(1, 2), MODEL, Placement.from_sets(HELD, 8, ReplicaRule.NEAREST), options=options)
 
 
-def following() -> Plan:
+def following(horizon: float = 300.0) -> Plan:
     """A plan whose replicas follow the load at every step."""
     start = Placement.from_sets(HELD, 8, ReplicaRule.QUOTA)
-    return made_plan(Cluster(1, 2), MODEL, rebalancing=eager(PlacementDecision.of(start)))
+    return made_plan(Cluster(1, 2), MODEL, rebalancing=eager(PlacementDecision.of(start), horizon_steps=horizon))
 
 
 Train = Callable[..., Run]
@@ -118,6 +118,11 @@ def test_replicas_follow_the_load_with_nothing_but_the_callback(train: Train, al
     assert same(moved.weights("final"), alone.weights("final"))
     resumed = train(tmp_path / "resumed", 2, given=following(), checkpoint=moved.folder / f"checkpoint-{SAVED_AT}")
     assert same(resumed.weights("final"), alone.weights("final"))
+    assert json.loads((resumed.folder / "changes.json").read_text()) == [changes]
+    other = train(tmp_path / "other", 2, given=following(200.0), checkpoint=moved.folder / f"checkpoint-{SAVED_AT}")
+    assert same(other.weights("final"), alone.weights("final"))
+    (anew,) = json.loads((other.folder / "changes.json").read_text())
+    assert max(step for step, _ in anew) <= STEPS - SAVED_AT
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
