@@ -1,5 +1,7 @@
 """A callback by which Hugging Face's Trainer carries a plan out: `Trainer(model, args, callbacks=[PlanCallback()])`."""
 
+import base64
+import io
 import math
 import os
 from pathlib import Path
@@ -9,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 from ..errors import UsageError
 from ..files import atomic_path
@@ -22,12 +25,13 @@ if TYPE_CHECKING:
     from .expert_parallel import ExpertParallelModel
 
 
-class PlanCallback(TrainerCallback):
+class PlanCallback(TrainerCallback, ExportableState):
     """Spreads the experts of the Trainer's model, clips by the norm over all ranks, and saves the whole model.
 
     Checkpoints hold the whole model and the whole state of its optimizer under the names that both had, so that
-    training resumes from them under another plan, or under none; replicas that follow the load start where the plan
-    says, and follow it anew. What `trainer.save_model()` writes after training has the names of the hub.
+    training resumes from them under another plan, or under none; replicas that follow the load go on under the same
+    plan, from what `trainer_state.json` keeps. What `trainer.save_model()` writes after training has the names of the
+    hub.
 
     Parameters
     ----------
@@ -70,6 +74,21 @@ class PlanCallback(TrainerCallback):
         state: TrainerState = event[1]
         if state.global_step > 0:
             keep_held(self.model, kwargs["optimizer"])
+            states: Any = state.stateful_callbacks or {}
+            kept = states.get(type(self).__name__, {}).get("attributes", {})
+            if self.model.rebalancing is not None and kept.get("plan") == self.model.plan.plan_sha256:
+                rebalancing = torch.load(io.BytesIO(base64.b64decode(kept["rebalancing"])), weights_only=True)
+                optimizer = kwargs["optimizer"]  # accelerate's, around the one that it stands for
+                self.model.rebalancing.load_state_dict(rebalancing, getattr(optimizer, "optimizer", optimizer))
+
+    def state(self) -> dict[str, Any]:
+        """What the Trainer keeps of replicas that follow the load."""
+        model = getattr(self, "model", None)
+        if model is None or model.rebalancing is None:
+            return {"args": {}, "attributes": {}}
+        torch.save(model.rebalancing.state_dict(), stream := io.BytesIO())
+        kept = {"plan": model.plan.plan_sha256, "rebalancing": base64.b64encode(stream.getvalue()).decode()}
+        return {"args": {}, "attributes": kept}
 
     def on_pre_optimizer_step(self, *_unused: Any, **_kwargs: Any) -> None:
         """Clip the gradients."""
