@@ -22,7 +22,7 @@ from ..errors import InputError, MismatchError, UsageError
 from ..solvers.arrays import Ints
 from ..solvers.placement import Placement, ReplicaRule
 from .engine.gather import all_gather, gathered
-from .engine.layer import ParallelExperts
+from .engine.layer import ParallelExperts, rebind
 from .engine.layer_placement import LayerPlacement
 from .engine.loads import Loads
 from .engine.watch import naming_lost_ranks
@@ -182,26 +182,31 @@ class Rebalancer:
         from ..solvers.flexmoe.follow import operations
         from ..solvers.flexmoe.state import holds, homes_after
 
+        owners = dict[int, Ints]()
         for layer in np.flatnonzero((tables != self.tables).any(axis=(1, 2))).tolist():
             before, after = (holds(one[layer], self.num_experts) for one in (self.tables, tables))
-            owner = homes_after(self.blocks[layer].placement.owner, after, self.devices_per_node)
+            owners[layer] = homes_after(self.blocks[layer].placement.owner, after, self.devices_per_node)
             self.operations += operations(before, after, self.step, layer, self.devices_per_node)
-            self._rebind(layer, tables[layer], owner, optimizer)
+        self._rebind(tables, owners, optimizer)
 
-    def _rebind(self, layer: int, table: Ints, owner: Ints, optimizer: Optimizer | None) -> None:
-        block = self.blocks[layer]
-        place = LayerPlacement.of(
-            placement_of(table, self.num_experts),
-            0,
-            devices_per_node=self.devices_per_node,
-            group=self.group,
-            device=block.placement.slot_of_expert.device,
-            owner=owner,
-            counted=True,
-        )
-        moved = int((owner != block.placement.owner).sum())
-        block.rebind(place, optimizer if any(own.requires_grad for own in block.parameters()) else None)
-        self.tables[layer], self.moved = table, self.moved + moved
+    def _rebind(self, tables: Ints, owners: Mapping[int, Ints], optimizer: Optimizer | None) -> None:
+        """Let layers hold what tables `[L, D, S]` say, by owners `[E]`; a collective call."""
+        changes = []
+        for layer, owner in owners.items():
+            block = self.blocks[layer]
+            place = LayerPlacement.of(
+                placement_of(tables[layer], self.num_experts),
+                0,
+                devices_per_node=self.devices_per_node,
+                group=self.group,
+                device=block.placement.slot_of_expert.device,
+                owner=owner,
+                counted=True,
+            )
+            self.moved += int((owner != block.placement.owner).sum())
+            changes.append((block, place))
+        rebind(changes, optimizer)
+        self.tables[[*owners]] = tables[[*owners]]
 
     # The decision
 
@@ -276,8 +281,7 @@ class Rebalancer:
                 f" {list(expected[0])} (layers, devices, slots) and {list(expected[1])}: load it under its plan"
             )
         self._agree(repr((state["step"], tables.tolist(), owners.tolist())), "state")
-        for layer, (table, owner) in enumerate(zip(tables, owners, strict=True)):
-            self._rebind(layer, table, owner, optimizer)
+        self._rebind(tables, dict(enumerate(owners)), optimizer)
         self.step, self._records, self.moved = state["step"], state["records"], state["moved"]
         self.balance, self.planning_s = np.asarray(state["balance"]), state["planning_s"]
         self.operations = [Operation(*one) for one in state["operations"]]

@@ -5,7 +5,7 @@ Legend: T tokens; K experts per token; M hidden size; E experts; n rows that arr
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from .chunks import Chunks
 from .copies import Copies, select, select_buffers
 from .layer_placement import LayerPlacement
 from .loads import Counts, Loads
-from .rebinding import move_experts
+from .rebinding import Change, move_experts
 from .stopwatch import lap
 from .traffic import Sent, Traffic
 from .trip import Trip
@@ -129,34 +129,9 @@ class ParallelExperts(nn.Module):
         """Traffic and load of the last forward."""
         return self._last.sent.traffic
 
-    @naming_lost_ranks()
     def rebind(self, placement: LayerPlacement, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Hold the experts of another placement from the next forward on; a collective call between two steps.
-
-        Replicas come with the weights that travel then, and take the memory of those that are held, no more. Experts
-        that change their owner move with their gradients and their rows of the optimizer's state; parameters stay the
-        same objects.
-
-        Parameters
-        ----------
-        optimizer
-            The one that has a state of the experts; None: there is none, as under plain SGD.
-
-        Raises
-        ------
-        UsageError
-            A forward waits for its backward pass, or the optimizer's state is not by expert.
-        """
-        if self._last.waiting:
-            raise UsageError(
-                "experts moved between a forward and its backward pass; move them after it, and let go of outputs that"
-                " get none, or make them under torch.no_grad()"
-            )
-        self.weights.collect()
-        move_experts(self.weights, self.placement.owner, placement.owner, self.group, optimizer)
-        self.weights.take(placement)
-        self.placement = placement
-        self._count_held()
+        """Hold the experts of another placement from the next forward on, as `rebind` of some layers."""
+        rebind([(self, placement)], optimizer)
 
     def _count_held(self) -> None:
         if "num_experts" in vars(self.local):  # as those of transformers count them
@@ -300,3 +275,39 @@ class ParallelExperts(nn.Module):
         assert self.chunks.capacity_factor is not None
         rows = top_k * int(self.chunks.capacity_factor * -(-int(fullest) // self.placement.num_experts))
         return self.chunks.padded(rows)
+
+
+@naming_lost_ranks()
+def rebind(
+    changes: Sequence[tuple[ParallelExperts, LayerPlacement]], optimizer: torch.optim.Optimizer | None = None
+) -> None:
+    """Let layers hold the experts of other placements from the next forward on; a collective call between two steps.
+
+    Replicas come with the weights that travel then, and take the memory of those that are held, no more. Experts that
+    change their owner move with their gradients and their rows of the optimizer's state; parameters stay the same
+    objects.
+
+    Parameters
+    ----------
+    optimizer
+        The one that has a state of the experts; None: there is none, as under plain SGD.
+
+    Raises
+    ------
+    UsageError
+        A forward waits for its backward pass, or the optimizer's state is not by expert; nothing was changed.
+    """
+    if any(block._last.waiting for block, _ in changes):
+        raise UsageError(
+            "experts moved between a forward and its backward pass; move them after it, and let go of outputs that get"
+            " none, or make them under torch.no_grad()"
+        )
+    for block, _ in changes:
+        block.weights.collect()
+    moves = [Change(block.weights, block.placement.owner, place.owner) for block, place in changes]
+    if moves:
+        move_experts(moves, changes[0][0].group, optimizer)
+    for block, place in changes:
+        block.weights.take(place)
+        block.placement = place
+        block._count_held()

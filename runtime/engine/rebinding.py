@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,6 +24,16 @@ from .weights import Weights
 
 #: Optimizers of which every element of a state belongs to one element of the parameter
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adagrad", "Adamax", "RMSprop", "Adadelta")
+
+ROUND_BYTES = 1 << 30  # of rows that travel at once, over all ranks; those of a layer do in any case
+
+
+class Change(NamedTuple):
+    """Owners of a layer's experts, int64 `[E]`."""
+
+    weights: Weights
+    before: Ints
+    after: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +84,9 @@ class _Stacked(NamedTuple):
 
 @torch.no_grad()
 def move_experts(
-    weights: Weights,
-    old_E: Ints,
-    new_E: Ints,
-    group: dist.ProcessGroup | None,
-    optimizer: torch.optim.Optimizer | None,
+    changes: Sequence[Change], group: dist.ProcessGroup | None, optimizer: torch.optim.Optimizer | None
 ) -> None:
-    """Let experts have other owners, int64 `[E]`: their rows go there, in place; a collective call between steps.
+    """Let experts of some layers have other owners: their rows go there, in place; a collective call between steps.
 
     Parameters stay the same objects. Where a rank comes to own another number of experts, their tensors are new.
 
@@ -89,24 +95,56 @@ def move_experts(
     UsageError
         Rows of the optimizer's state do not belong to experts; nothing was moved.
     MismatchError
-        The states of ranks are of different steps, or some have none.
+        The states of ranks are of different steps, or some have none; nothing was moved.
     """
-    if (old_E == new_E).all():
+    changes = [one for one in changes if (one.before != one.after).any()]
+    if not changes:
         return
-    stacked = [*_parameters(weights), *_gradients(weights, group), *_states(weights, group, optimizer)]
-    moves = Moves.between(old_E, new_E, rank=dist.get_rank(group), size=dist.get_world_size(group))
-    rows = [one.rows.reshape(len(one.rows), math.prod(one.rows.shape[1:])) for one in stacked]
-    columns, device = Columns.of(*rows), rows[0].device
-    sent_n = torch.tensor(moves.sent_rows, dtype=torch.int64, device=device)
-    packed = columns.pack(*(row_OW[sent_n] for row_OW in rows))
-    arrived = columns.unpack(Route([moves.sent], [moves.received], group).move(packed))
-    order_O = torch.tensor(moves.order, dtype=torch.int64, device=device)
-    for one, row_OW, row_nW in zip(stacked, rows, arrived, strict=True):
-        after = torch.cat([row_OW, row_nW])[order_O].reshape(len(order_O), *one.rows.shape[1:])
-        if len(after) == len(one.rows):
-            one.rows.copy_(after)
-        else:
-            one.replace(after)
+    layers = [one.weights for one in changes]
+    kinds = _states(layers, group, optimizer), _gradients(layers, group)
+    stacked = [
+        [*_parameters(weights), *gradients, *states] for weights, states, gradients in zip(layers, *kinds, strict=True)
+    ]
+    for some in _rounds(changes, stacked):
+        _move([changes[at] for at in some], [stacked[at] for at in some], group)
+
+
+def _rounds(changes: Sequence[Change], stacked: Sequence[Sequence["_Stacked"]]) -> Iterator[list[int]]:
+    """Layers whose rows travel together, by number: rows alike, of so many bytes; the same on all ranks."""
+    some, size = list[int](), 0
+    columns = [Columns.of(*map(_flat, layer)) for layer in stacked]
+    for at, (change, kinds) in enumerate(zip(changes, columns, strict=True)):
+        more = int((change.before != change.after).sum()) * sum(kinds.sizes)
+        if some and (kinds != columns[some[0]] or size + more > ROUND_BYTES):
+            yield some
+            some, size = [], 0
+        some, size = [*some, at], size + more
+    yield some
+
+
+def _move(changes: Sequence[Change], stacked: Sequence[Sequence["_Stacked"]], group: dist.ProcessGroup | None) -> None:
+    """Exchange the rows of layers whose rows are alike."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    moves = [Moves.between(one.before, one.after, rank=rank, size=size) for one in changes]
+    rows, device = [[_flat(one) for one in layer] for layer in stacked], stacked[0][0].rows.device
+    columns, packed = Columns.of(*rows[0]), []
+    for row_OW, move in zip(rows, moves, strict=True):
+        sent_n = torch.tensor(move.sent_rows, dtype=torch.int64, device=device)
+        packed.append(columns.pack(*(row[sent_n] for row in row_OW)))
+    route = Route([move.sent for move in moves], [move.received for move in moves], group)
+    arrived = route.start(torch.cat(packed), range(len(moves))).wait()
+    for layer, row_OW, move, row_nB in zip(stacked, rows, moves, arrived, strict=True):
+        order_O = torch.tensor(move.order, dtype=torch.int64, device=device)
+        for one, row, came in zip(layer, row_OW, columns.unpack(row_nB), strict=True):
+            after = torch.cat([row, came])[order_O].reshape(len(order_O), *one.rows.shape[1:])
+            if len(after) == len(one.rows):
+                one.rows.copy_(after)
+            else:
+                one.replace(after)
+
+
+def _flat(one: "_Stacked") -> Tensor:
+    return one.rows.reshape(len(one.rows), math.prod(one.rows.shape[1:]))
 
 
 def _parameters(weights: Weights) -> list[_Stacked]:
@@ -118,44 +156,54 @@ def _parameters(weights: Weights) -> list[_Stacked]:
     return [_Stacked(parameter, functools.partial(replace, parameter)) for parameter in weights.owned]
 
 
-def _gradients(weights: Weights, group: dist.ProcessGroup | None) -> list[_Stacked]:
-    """The gradients of parameters that have one on any rank, zero where they had none."""
-    graded = torch.tensor([int(own.grad is not None) for own in weights.owned], device=weights.owned[0].device)
+def _gradients(layers: Sequence[Weights], group: dist.ProcessGroup | None) -> list[list[_Stacked]]:
+    """The gradients of parameters that have one on any rank, zero where they had none, by layer."""
+    owned = [weights.owned for weights in layers]
+    flags = [int(own.grad is not None) for own in itertools.chain(*owned)]
+    graded = torch.tensor(flags, device=owned[0][0].device)
     dist.all_reduce(graded, dist.ReduceOp.MAX, group)
+    has_one = iter(graded.tolist())
 
     def replace(parameter: nn.Parameter) -> Callable[[Tensor], None]:
         return lambda rows: setattr(parameter, "grad", rows)
 
-    gradients = []
-    for own, has_one in zip(weights.owned, graded.tolist(), strict=True):
-        if has_one:
-            own.grad = torch.zeros_like(own) if own.grad is None else own.grad
-            gradients.append(_Stacked(own.grad, replace(own)))
+    gradients: list[list[_Stacked]] = [[] for _ in layers]
+    for of_layer, parameters in zip(gradients, owned, strict=True):
+        for own in parameters:
+            if next(has_one):
+                own.grad = torch.zeros_like(own) if own.grad is None else own.grad
+                of_layer.append(_Stacked(own.grad, replace(own)))
     return gradients
 
 
 def _states(
-    weights: Weights, group: dist.ProcessGroup | None, optimizer: torch.optim.Optimizer | None
-) -> list[_Stacked]:
-    """The states that have a parameter's shape; others are of no expert, and the same on all ranks."""
-    states, shared, refusal = list[_Stacked](), list[dict[str, Any]](), None
-    for own in weights.owned if optimizer is not None else ():
-        assert optimizer is not None
-        state = optimizer.state.get(own, {})
-        refusal = refusal or _refusal(optimizer, own, state)
-        rows = {name: value for name, value in sorted(state.items()) if _is_of_rows(value)}
-        states += [_Stacked(value, _put(state, name)) for name, value in rows.items()]
-        shared.append({name: value.dtype if name in rows else _number(value) for name, value in sorted(state.items())})
+    layers: Sequence[Weights], group: dist.ProcessGroup | None, optimizer: torch.optim.Optimizer | None
+) -> list[list[_Stacked]]:
+    """The states that have a parameter's shape, by layer; others are of no expert, and the same on all ranks."""
+    states: list[list[_Stacked]] = [[] for _ in layers]
+    shared, refusal = list[dict[str, Any]](), None
+    for of_layer, weights in zip(states, layers, strict=True):
+        if optimizer is None or not any(own.requires_grad for own in weights.owned):
+            continue
+        for own in weights.owned:
+            state = optimizer.state.get(own, {})
+            refusal = refusal or _refusal(optimizer, own, state)
+            rows = {name: value for name, value in sorted(state.items()) if _is_of_rows(value)}
+            of_layer += [_Stacked(value, _put(state, name)) for name, value in rows.items()]
+            shared.append(
+                {name: value.dtype if name in rows else _number(value) for name, value in sorted(state.items())}
+            )
     told = gathered((refusal, shared), group)
     for rank, (theirs, _) in enumerate(told):
         if theirs is not None:
             raise UsageError(f"rank {rank}: {theirs}")
-    for rank, (_, theirs_shared) in enumerate(told):
-        if theirs_shared != told[0][1]:
-            raise MismatchError(
-                f"rank {rank}'s optimizer has other states of experts than rank 0's ({theirs_shared} and {told[0][1]});"
-                " move experts where all ranks have taken the same steps"
-            )
+    for rank, (_, kept) in enumerate(told):
+        for theirs_of_one, ours in zip(kept, told[0][1], strict=True):
+            if theirs_of_one != ours:
+                raise MismatchError(
+                    f"rank {rank}'s optimizer has other states of experts than rank 0's ({theirs_of_one} and {ours});"
+                    " move experts where all ranks have taken the same steps"
+                )
     return states
 
 

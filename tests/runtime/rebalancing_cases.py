@@ -28,6 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from moeplan.profilers.world import World
 from moeplan.runtime import load_plan, parallelize, schedule_of
 from moeplan.runtime.decisions import PipelineDecision, PlacementDecision, SidecarFile
+from moeplan.runtime.engine import rebinding
 from moeplan.runtime.expert_parallel import ExpertParallelModel
 from moeplan.runtime.gradients import expert_parameters
 from moeplan.runtime.plan import Plan, save
@@ -100,7 +101,7 @@ class Run:
     record_steps: int = 1
     layers: int = 3
     #: "eval", "unused", "reentrant" or "not reentrant": what must not count, or once only; "degrees", "autocast",
-    #: "fsdp", "fsdp by layer"
+    #: "fsdp", "fsdp by layer", "rounds"
     beside: str = ""
 
     def case(self, num_ranks: int) -> Case:
@@ -196,6 +197,11 @@ def _wrapped(run: Run, spread: ExpertParallelModel) -> Any:
 
 
 def _trained(world: World, run: Run) -> Trained:
+    with mock.patch.object(rebinding, "ROUND_BYTES", 0) if run.beside == "rounds" else mock.MagicMock():
+        return _trained_so(world, run)
+
+
+def _trained_so(world: World, run: Run) -> Trained:
     answer, spread = Trained(), _made(world, run)
     loop = _wrapped(run, spread)
     optimizer = OPTIMIZERS[run.optimizer](loop.parameters())

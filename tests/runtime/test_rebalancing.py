@@ -42,7 +42,8 @@ RARELY = Run("adamw", Anything(2), record_steps=5, steps=20)
 BESIDE = {
     what: replace(DRAWN["sgd"], steps=8, beside=what) for what in ("", "eval", "unused", "reentrant", "not reentrant")
 }
-STACKED = [replace(DRAWN["adamw"], steps=8, beside=what) for what in ("degrees", "fsdp", "fsdp by layer")]
+BESIDE_MOVES = ("degrees", "fsdp", "fsdp by layer", "rounds")
+STACKED = [replace(DRAWN["adamw"], steps=8, beside=what) for what in BESIDE_MOVES]
 AUTOCAST = replace(DRAWN["sgd"], steps=8, beside="autocast")
 BY_RANK = Run("sgd", ByRank(), steps=8)
 RUNS = {
