@@ -14,6 +14,7 @@ from moeplan.profilers.cluster import Cluster
 from ..emulated_cluster.calibration import Profile, calibrate
 from ..emulated_cluster.network import WIRE, Report, run_cluster
 from ..emulated_cluster.prediction import training_seconds
+from ..emulated_cluster.suite import CLUSTERS
 from ..emulated_cluster.timing import ratio
 from ..emulated_cluster.training import (
     EXPERT,
@@ -97,7 +98,8 @@ def recorded(cluster: Cluster, records: int, data: Path) -> Array:
 
 
 def _instances(settings: Settings) -> list[Instance]:
-    return [("2x2", QUICK_STEPS if settings.quick else STEPS, settings.data)]
+    clusters = CLUSTERS[:1] if settings.quick else CLUSTERS
+    return [(cluster, QUICK_STEPS if settings.quick else STEPS, settings.data) for cluster in clusters]
 
 
 def _rows(instance: Instance) -> Iterator[Row]:

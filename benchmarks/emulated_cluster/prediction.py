@@ -24,7 +24,7 @@ from moeplan.solvers.seconds import exchange_seconds, slowest
 from .calibration import Profile
 from .model import BACKWARD, STRIDE, Sizes
 from .routing import Workload
-from .training import IDEAL, TODAY, TOKENS, WARM, Drift, Trained
+from .training import IDEAL, MOVE_CALLS, STATE_BYTES, TODAY, TOKENS, WARM, Drift, Trained
 
 Array = np.ndarray
 
@@ -235,8 +235,9 @@ def training_seconds(profile: Profile, cluster: Cluster, one: Drift, way: str, t
                 moved = np.zeros_like(flow_DD)
                 before, after = trained.owners[step][layer], trained.owners[step + 1][layer]
                 np.add.at(moved, (before, after), before != after)
-                parts[3] += exchange_s(profile, cluster, 12 * one.sizes.expert_size * moved)
+                parts[3] += exchange_s(profile, cluster, STATE_BYTES * one.sizes.expert_size * moved)
             parts[4] += profile.call_s * (1 + (way not in (TODAY, IDEAL)))
+        parts[3] += MOVE_CALLS * profile.call_s * bool(parts[3])
         parts[0] += one.sizes.attention_s * TOKENS * len(one.pairs[step])
         found.append(parts)
     return np.array(found)

@@ -36,6 +36,7 @@ LAYERS, TOKENS, HIDDEN = 2, 128, 512
 EXPERT = 4096  # parameters: an expert's gradient is a 16th of the tokens of a rank
 PAIR_S = 2e-4
 EPLB_EVERY, HORIZON = 10, 30  # steps
+STATE_BYTES, MOVE_CALLS = 16, 4  # of a parameter that moves: weight, gradient, AdamW's two; small calls of a move
 FITTED, WARM = 8, 4  # records that placements are made for; steps that are not timed, the last of these
 TODAY, STATIC, NEVER, EPLB, FLEXMOE, IDEAL = (
     "today",
@@ -142,15 +143,17 @@ def placement_by(tables: Array, num_experts: int) -> Placement:
 
 def costs_of(cluster: Cluster) -> Costs:
     """The rates by which the policy decides: the links as they are set up, which the ranks of a node share."""
-    return Costs.of(
+    latency_s = 1e-3
+    costs = Costs.of(
         parameters=EXPERT,
         hidden=HIDDEN,
         pair_s=(1 + BACKWARD) * PAIR_S,
         intra=Link(3e-4, 1 / 1.5e9),
-        inter=Link(1e-3, cluster.devices_per_node * WIRE.s_per_byte),
+        inter=Link(latency_s, cluster.devices_per_node * WIRE.s_per_byte),
         width=4,
-        state_width=12,
+        state_width=STATE_BYTES,
     )
+    return costs._replace(moves_s=MOVE_CALLS * latency_s)
 
 
 def run(

@@ -299,19 +299,17 @@ def test_an_exchange_waits_for_the_busiest_node_or_rank() -> None:
 
 
 def test_a_step_of_training_is_the_sum_of_its_parts() -> None:
-    pairs = np.zeros((WARM + 1, 1, EXPERTS, 4), np.int64)
+    pairs = np.zeros((WARM + 2, 1, EXPERTS, 4), np.int64)
     pairs[:, 0, 0, 0], pairs[:, 0, 7, 0] = 6, 4  # expert 0 is on devices 0 and 2, expert 7 on 3
     table = np.array([[[0, 1, 2], [3, 4, -1], [0, 5, -1], [6, 7, -1]]])
-    owner = np.array([[0, 0, 0, 1, 1, 2, 3, 3]])
+    owners = np.array([[[0, 0, 0, 1, 1, 2, 3, 3]]] * (WARM + 2))
+    owners[-1, 0, 0] = 2  # the last step's owner of expert 0 is on another node than before
     work = Workload(np.zeros((1, 1, 1), np.int64), np.zeros((1, 1), np.int64), EXPERTS)
     one = Drift("", pairs, work, replace(SIZES, expert_size=5), {})
-    trained = Trained(Seconds(()), [table] * (WARM + 1), [owner] * (WARM + 1))
-    (parts,) = training_seconds(Lines(), CLUSTER, one, STATIC, trained)  # type: ignore[arg-type]
+    trained = Trained(Seconds(()), [table] * (WARM + 2), [*owners])
+    before, after = training_seconds(Lines(), CLUSTER, one, STATIC, trained)  # type: ignore[arg-type]
     # Device 3 computes 4 pairs of expert 7. So does device 0 of expert 0, and sends 2 + 4 to the other node.
-    assert parts.tolist() == [
-        3 * (1 + 2 * (0.5 + 0.25 * 4)) + 0.125 * TOKENS,
-        4 * (4 + 4 * 16 * 6 / 4),
-        18,
-        0,
-        2 * CALL_S,
-    ]
+    experts_s, travel_s, moves_s = 1 + 2 * (0.5 + 0.25 * 4), 4 + 4 * 16 * 6 / 4, 4 + 16 * 5 / 4 + 4 * CALL_S
+    parts = [3 * experts_s + 0.125 * TOKENS, 4 * travel_s, 2 * (4 + 4 * 5 / 4)]
+    assert before.tolist() == [*parts, moves_s, 2 * CALL_S]
+    assert after.tolist() == [*parts, 0, 2 * CALL_S]
