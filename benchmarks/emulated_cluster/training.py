@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from moeplan.planner.strategies.flexmoe.strategy import filled
 from moeplan.profilers.cluster import Cluster, Link
 from moeplan.runtime import parallelize
 from moeplan.runtime.decisions import PlacementDecision, RebalancingDecision
@@ -107,6 +108,7 @@ def _ways(cluster: Cluster, work: Workload, sizes: Sizes, pairs: Array) -> dict[
     records, group = np.ascontiguousarray(pairs[:, :, None]), cluster.devices_per_node
     costs, slots = costs_of(cluster), work.num_experts // cluster.num_devices + 1
     start, policy = initial(records[:FITTED], slots, costs, group=group), Policy(horizon=HORIZON)
+    start = filled(start, pairs[:FITTED].sum(axis=(0, 3)), group)
     run = follow(records[FITTED - WARM :], start, EveryEplb(EPLB_EVERY, matched=True), costs, group=group)
     schedule = {int((run.period == at).argmax()): table for at, table in enumerate(run.tables) if at}
     replicas = placement_by(start, work.num_experts)

@@ -105,7 +105,7 @@ def moved(fault: str, rank: int, unlucky: int) -> None:
         loss = loop(case.tokens(number)[rank : rank + 1]).square().sum()
         loss.backward()
         struck = (number, rank, fault) == (FAULTY_STEP, unlucky, "killed in a move")
-        with mock.patch.object(Route, "move", side_effect=lambda *_: strike(fault)) if struck else mock.MagicMock():
+        with mock.patch.object(Route, "start", side_effect=lambda *_: strike(fault)) if struck else mock.MagicMock():
             optimizer.step()
         optimizer.zero_grad()
         print(loss.item(), flush=True)  # all that a rank writes where no fault strikes
