@@ -19,7 +19,7 @@ from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
 from moeplan.runtime.engine.chunks import Chunks
 from moeplan.runtime.engine.experts import keep_experts
-from moeplan.runtime.engine.layer import ParallelExperts
+from moeplan.runtime.engine.layer import ParallelExperts, rebind
 from moeplan.runtime.engine.layer_placement import LayerPlacement
 from moeplan.runtime.engine.route import Route
 from moeplan.runtime.engine.stopwatch import lap, stopwatch
@@ -247,14 +247,16 @@ def _moved(world: World, case: Case) -> Moved:
 
 def _rebind(case: Case, spread: ExpertParallelModel, placement: Placement) -> int:
     """Move all layers to a placement: the rows that this rank sent to others."""
-    per_node, rows = len(case.slots) // case.nodes, 0
-    for layer, block in enumerate(spread.blocks):
-        parameters = [id(one) for one in block.parameters()]
-        with mock.patch.object(Route, "move", autospec=True, side_effect=Route.move) as move:
-            block.rebind(LayerPlacement.of(placement, layer, devices_per_node=per_node, group=None))
-        rows += sum(call.args[0].crossing for call in move.call_args_list if call.args[1].ndim > 1)
-        assert [id(one) for one in block.parameters()] == parameters
-    return rows
+    per_node = len(case.slots) // case.nodes
+    parameters = [[id(one) for one in block.parameters()] for block in spread.blocks]
+    places = [
+        LayerPlacement.of(placement, layer, devices_per_node=per_node, group=None)
+        for layer in range(len(spread.blocks))
+    ]
+    with mock.patch.object(Route, "start", autospec=True, side_effect=Route.start) as start:
+        rebind(list(zip(spread.blocks, places, strict=True)))
+    assert [[id(one) for one in block.parameters()] for block in spread.blocks] == parameters
+    return sum(call.args[0].crossing for call in start.call_args_list if call.args[1].ndim > 1)
 
 
 def _backward(case: Case, model: nn.Module, tokens: Tensor, mine: slice) -> Tensor:
