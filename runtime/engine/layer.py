@@ -3,9 +3,10 @@
 Legend: T tokens; K experts per token; M hidden size; E experts; n rows that arrive; m copies received; S slots.
 """
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -244,13 +245,27 @@ class ParallelExperts(nn.Module):
     def contributions(self, x_mM: Tensor, weight_mK: Tensor, ids_mK: Tensor) -> Tensor:
         """Partial sums that this rank's experts add to tokens, `[m, M]`; ids are -1 where another device computes."""
         slot_mK, pairs = self.placement.slot_of_expert[ids_mK], len(x_mM)
-        with lap("experts"), self.weights.lent():
+        with lap("experts"), self.weights.lent(), self._naming_types(x_mM):
             if ids_mK.shape[1] == 1 and self.chunks.capacity_factor is None:  # every row asks one expert, which is here
                 y_mM = applied(self.local, x_mM, slot_mK, weight_mK)
             else:
                 y_mM, pairs = partial_sums(self.local, x_mM, slot_mK, weight_mK)
         self._last.pairs += pairs
         return y_mM
+
+    @contextlib.contextmanager
+    def _naming_types(self, x: Tensor) -> Iterator[None]:
+        """Raise, in place of torch's error about a product of two types, one that says where they come from."""
+        try:
+            yield
+        except RuntimeError as error:
+            types = {str(own.dtype): own.dtype for own in self.local.parameters()}
+            if x.dtype in types.values() or torch.is_autocast_enabled(x.device.type):
+                raise
+            raise UsageError(
+                f"tokens of {x.dtype} for experts of {', '.join(types)}; give both one type, or run the model under"
+                " torch.autocast: FSDP2's MixedPrecisionPolicy casts none of its ignored_params"
+            ) from error
 
     @property
     def _shape(self) -> tuple[int, int]:

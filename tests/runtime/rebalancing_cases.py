@@ -11,7 +11,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch._dynamo  # optimizers load it, each rank for itself where its nursery has not
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -434,7 +434,14 @@ def _refused(world: World) -> dict[str, str]:
         done = _rebalancing(_made(world, one))
         return refusal_of(partial(done.load_state_dict, change(done.state_dict())))
 
+    def cast() -> None:
+        spread = _made(world, replace(run, beside="autocast"))
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        fully_shard(spread, ignored_params=set(expert_parameters(spread)), mp_policy=policy)
+        _backward(world, run, spread, 0)
+
     return {
+        "cast": refusal_of(cast),
         "kept": _two_steps(world, run, lambda spread: torch.optim.SGD(spread.parameters(), lr=0.1), kept=True),
         "nobody": _two_steps(world, run, lambda spread: torch.optim.AdamW(_dense(spread))),
         "Adafactor": _two_steps(world, run, lambda spread: torch.optim.Adafactor(spread.parameters())),
