@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -113,7 +114,8 @@ def _delivered(
     device_TK = experts.devices(ids_TK)
     homes = None
     if ordinal in policy.layers:
-        homes = Homes(policy, ordinal, *_counts(ids_TK, device_TK, experts, guests), guests.home, contexts.group)
+        counts, length_I = _counts(ids_TK, device_TK, experts, guests), np.diff(contexts.first)
+        homes = Homes(policy, ordinal, *counts, guests.home, length_I, contexts.group)
 
     @functools.cache
     def after() -> Guests:

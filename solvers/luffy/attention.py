@@ -44,7 +44,7 @@ class Law:
     numbers: Literal["equal", "free"] = "equal"  #: Whether devices take equal numbers of samples, rounded up
     #: The most tokens of a device, padding included, over the mean tokens of all; None: no limit
     room: float | None = None
-    candidates: int | None = None  #: Of "growth": devices that a sample may go to, the fewest copies first
+    candidates: int | None = None  #: Of "paper": devices that a sample may go to, the fewest copies first
 
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
 
@@ -60,20 +60,24 @@ class Law:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """The attention that follows a step's re-homing.
-
-    `tokens` and `contexts` are those of each sample, int64 `[I]`.
-    """
+    """The attention of a step's samples at their new homes."""
 
     law: Law
+    #: tokens, contexts: of each sample, int64 `[I]`
     tokens: Ints
     contexts: Ints
+    follows: bool = True  #: Whether there is any: after the last layer there is none, and nothing is counted
 
     @cached_property
     def cost(self) -> Floats:
         """Seconds of each sample without its call, `[I]`, in whole units of 2**-40 s: they add up exactly."""
-        seconds_I = self.law.token_s * self.tokens + self.law.square_s * self.contexts
+        seconds_I = self.follows * (self.law.token_s * self.tokens + self.law.square_s * self.contexts)
         return np.asarray(np.rint(np.clip(seconds_I, 0, MOST_S) / UNIT_S) * UNIT_S)
+
+    @property
+    def call_s(self) -> float:
+        """Seconds to start a call."""
+        return self.follows * self.law.call_s
 
     @cached_property
     def kind(self) -> Ints:
@@ -97,9 +101,9 @@ class Attention:
         for d in np.unique(device_of_sample).tolist():
             here_I = device_of_sample == d
             if self.law.batches == "padded":
-                found[d] = self.law.call_s + here_I.sum() * self.cost[here_I].max()
+                found[d] = self.call_s + here_I.sum() * self.cost[here_I].max()
             else:
-                found[d] = self.law.call_s * len(np.unique(self.tokens[here_I])) + self.cost[here_I].sum()
+                found[d] = self.call_s * len(np.unique(self.tokens[here_I])) + self.cost[here_I].sum()
         return found
 
 

@@ -52,7 +52,7 @@ def least_seconds(traffic: Traffic, attention: Attention | None, places: Ints, c
     best = Bound(_proven(traffic, attention, places, channels, *duals), port_weights, device_weights)
     if attention is not None and attention.law.batches == "padded":
         alone = _duals(traffic, None, places, channels)
-        apart = _proven(traffic, None, places, channels, *alone) + attention.law.call_s
+        apart = _proven(traffic, None, places, channels, *alone) + attention.call_s
         apart += padded_optimum(attention.cost, places)[0]
         if apart > best.seconds:
             best = Bound(apart, alone[0], alone[1])
@@ -80,7 +80,9 @@ def _duals(traffic: Traffic, attention: Attention | None, places: Ints, channels
         np.append(np.zeros(num_samples * size), np.ones(num_exchanges + 1)),
         A_ub=block_array(rows, format="csr"),
         b_ub=np.concatenate([np.tile(-alpha_P / scale, num_exchanges), np.zeros(size), places]),
-        A_eq=block_array([[kron(eye_array(num_samples), np.ones((1, size))), csr_array((num_samples, num_exchanges + 1))]]),
+        A_eq=block_array(
+            [[kron(eye_array(num_samples), np.ones((1, size))), csr_array((num_samples, num_exchanges + 1))]]
+        ),
         b_eq=np.ones(num_samples),
         bounds=[(0, None)] * (num_samples * size + num_exchanges) + [(float(cost_I.max()) / scale, None)],
         method="highs",
@@ -122,7 +124,7 @@ def _proven(
     value = float((channels.alpha @ port_weights.sum(axis=(2, 3)).T).sum())
     if attention is not None:
         cost_ID = cost_ID + attention.cost[:, None] * device_weights
-        value += attention.law.call_s + (1 - float(device_weights.sum())) * float(attention.cost.max())
+        value += attention.call_s + (1 - float(device_weights.sum())) * float(attention.cost.max())
     if (places >= len(cost_ID)).all():
         return value + float(cost_ID.min(axis=1).sum())
     home_I = balanced_assignment(cost_ID, places)

@@ -15,11 +15,11 @@ from ..arrays import Floats, Ints
 from ..compiled import seconds_to_compile
 from ..netmoe.bottleneck import Channels, rows_of
 from ..outcome import ROUNDING, Objective, Outcome
-from .attention import MOST_TOKENS, Attention, Law
+from .attention import Attention, Law
 from .bound import least_seconds, padded_optimum
 from .growth import growth
 
-METHODS = ("joint", "growth")
+METHODS = ("joint", "paper")
 
 
 def rehome(
@@ -27,7 +27,7 @@ def rehome(
     copies_ID: NDArray[np.integer],
     pairs_I: NDArray[np.integer],
     cluster: Cluster,
-    attention: Attention | None,
+    attention: Attention,
     *,
     next_copies: Floats | None = None,
     copy_bytes: float | None = None,
@@ -38,9 +38,9 @@ def rehome(
     Parameters
     ----------
     method
-        "joint": moves and swaps until none shortens attention and exchanges together; "growth": Algorithm 1.
+        "joint": moves and swaps until none shortens attention and exchanges together; "paper": Algorithm 1, corrected.
     attention
-        That of the samples at their new homes; None: none follows.
+        That of the samples at their new homes.
 
     Others, and what is returned, as in `netmoe.rehome`.
 
@@ -54,12 +54,13 @@ def rehome(
     started, channels = time.perf_counter(), Channels.of(cluster, copy_bytes)
     following_ID = None if next_copies is None else np.asarray(next_copies)
     traffic = netmoe.Traffic(copies_ID.astype(np.float64), following_ID)
-    places_D = _places(attention, len(copies_ID), cluster.num_devices)
-    starts = [netmoe.rehome("even", copies_ID, pairs_I, cluster, next_copies=next_copies, bounded=False).device_of_sample]
-    if method == "growth" and attention is not None:
+    places_D = attention.places(cluster.num_devices)
+    if method == "paper":
         home_I = growth(traffic.units, attention, cluster.num_devices)
     else:
-        if attention is not None and attention.law.batches == "padded":
+        even = netmoe.rehome("even", copies_ID, pairs_I, cluster, next_copies=next_copies, bounded=False)
+        starts = [even.device_of_sample]
+        if attention.law.batches == "padded":
             starts.append(_padded_start(traffic, attention, places_D))
         ends = [_shortened(traffic, start_I, places_D, channels, attention) for start_I in starts]
         home_I = min(ends, key=lambda end: end[0])[1]
@@ -95,38 +96,27 @@ def compile_rehoming(cluster: Cluster) -> float:
     )
 
 
-def _places(attention: Attention | None, num_samples: int, num_devices: int) -> Ints:
-    """The most samples that each device takes, `[D]`."""
-    if attention is not None:
-        return attention.places(num_devices)
-    return np.full(num_devices, -(-num_samples // num_devices), np.int64)
-
-
-def _seconds(traffic: netmoe.Traffic, attention: Attention | None, home_I: Ints, channels: Channels) -> float:
+def _seconds(traffic: netmoe.Traffic, attention: Attention, home_I: Ints, channels: Channels) -> float:
     """The time of homes, (1)."""
-    around = 0.0 if attention is None else float(attention.seconds(home_I, channels.cluster.num_devices).max())
-    return around + channels.total(traffic, home_I)
+    return float(attention.seconds(home_I, channels.cluster.num_devices).max()) + channels.total(traffic, home_I)
 
 
 def _shortened(
-    traffic: netmoe.Traffic, start_I: Ints, places_D: Ints, channels: Channels, attention: Attention | None
+    traffic: netmoe.Traffic, start_I: Ints, places_D: Ints, channels: Channels, attention: Attention
 ) -> tuple[float, Ints]:
     """The time and homes that moves and swaps reach from a start."""
     from ..netmoe.swaps import Held, shorten
 
     home_I, size = start_I.copy(), channels.cluster.num_devices
-    none = np.zeros(len(start_I) + 1, np.int64)
-    held = Held(none.astype(np.float64), none, none, 0.0, False, places_D, MOST_TOKENS)
-    if attention is not None:
-        held = Held(
-            np.append(attention.cost, 0.0),
-            np.append(attention.kind, -1),
-            np.append(attention.tokens, 0),
-            attention.law.call_s,
-            attention.law.batches == "padded",
-            places_D,
-            attention.room(size),
-        )
+    held = Held(
+        np.append(attention.cost, 0.0),
+        np.append(attention.kind, -1),
+        np.append(attention.tokens, 0),
+        attention.call_s,
+        attention.law.batches == "padded",
+        places_D,
+        attention.room(size),
+    )
     group, alpha_C, beta_C = channels.cluster.devices_per_node, channels.alpha, channels.beta
     return shorten(rows_of(traffic), home_I, group, alpha_C, beta_C, held), home_I
 

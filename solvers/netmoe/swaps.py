@@ -41,8 +41,8 @@ class _Ports(NamedTuple):
 
     `rows[x, i, d]` are copies with device d, `home[x, c, i, d]` those that the sample sends over a link class if it is
     on device d. `load[x, end, c, d]` go through a port, at the samples' ends (0) or their experts' (1), as
-    `ports.sample_copies` counts them. `busy[x, d]` are the seconds of a device's busiest port, `order[x, n]` the devices
-    of a node by these, the busiest first, and `rest[x, n, m]` those of the busiest but for nodes n and m.
+    `ports.sample_copies` counts them. `busy[x, d]` are the seconds of a device's busiest port, `order[x, n]` a node's
+    devices by these, the busiest first, and `rest[x, n, m]` those of the busiest but for nodes n and m.
     """
 
     rows: Floats
@@ -58,14 +58,14 @@ class _Ports(NamedTuple):
 class _Devices(NamedTuple):
     """Samples, tokens and attention of every device.
 
-    `count[d, g]` are its samples of a kind, `top[d]` its two largest costs, `longest[d]` its two largest sizes;
+    `of_kind[d, g]` are its samples of a kind, `top[d]` its two largest costs, `longest[d]` its two largest sizes;
     `busiest` are the three devices whose attention takes longest, -1 where there are fewer.
     """
 
     held: Ints
     tokens: Ints
     spent: Floats
-    count: Ints
+    of_kind: Ints
     calls: Ints
     top: Floats
     longest: Ints
@@ -188,15 +188,15 @@ def _fill(ports: _Ports, device: Ints, group: int) -> float:
 @compiled
 def _count(on: _Devices, held: Held, device: Ints) -> float:
     """Fill what devices hold; the time of attention."""
-    on.held[:], on.tokens[:], on.calls[:], on.count[:] = 0, 0, 0, 0
+    on.held[:], on.tokens[:], on.calls[:], on.of_kind[:] = 0, 0, 0, 0
     on.spent[:], on.top[:], on.longest[:] = 0.0, 0.0, 0
     for i in range(len(device)):
         d, cost, size = device[i], held.cost[i], held.size[i]
         on.held[d] += 1
         on.tokens[d] += size
         on.spent[d] += cost
-        on.count[d, held.kind[i]] += 1
-        on.calls[d] += on.count[d, held.kind[i]] == 1
+        on.of_kind[d, held.kind[i]] += 1
+        on.calls[d] += on.of_kind[d, held.kind[i]] == 1
         on.top[d, 1] = max(on.top[d, 1], min(cost, on.top[d, 0]))
         on.top[d, 0] = max(on.top[d, 0], cost)
         on.longest[d, 1] = max(on.longest[d, 1], min(size, on.longest[d, 0]))
@@ -210,7 +210,7 @@ def _count(on: _Devices, held: Held, device: Ints) -> float:
             other = on.busiest[place]
             if e >= 0 and (other < 0 or on.seconds[e] > on.seconds[other]):
                 on.busiest[place], e = e, other
-    return on.seconds.max()
+    return float(on.seconds.max())
 
 
 @inlined
@@ -220,12 +220,12 @@ def _attention(on: _Devices, held: Held, d: int, out: int, into: int) -> float:
     samples = on.held[d] - (out != none) + (into != none)
     if held.padded:
         longest = on.top[d, 1] if out != none and held.cost[out] == on.top[d, 0] else on.top[d, 0]
-        return held.call * (samples > 0) + samples * max(longest, held.cost[into])
+        return float(held.call * (samples > 0) + samples * max(longest, held.cost[into]))
     calls, left, came = on.calls[d], held.kind[out], held.kind[into]
     if left != came:
-        calls -= left >= 0 and on.count[d, left] == 1
-        calls += came >= 0 and on.count[d, came] == 0
-    return held.call * calls + (on.spent[d] - held.cost[out] + held.cost[into])
+        calls -= left >= 0 and on.of_kind[d, left] == 1
+        calls += came >= 0 and on.of_kind[d, came] == 0
+    return float(held.call * calls + (on.spent[d] - held.cost[out] + held.cost[into]))
 
 
 @inlined
@@ -233,10 +233,10 @@ def _tokens(on: _Devices, held: Held, d: int, out: int, into: int) -> int:
     """Tokens of device d, padding included, once one sample went out and another came."""
     none = len(held.size) - 1
     if not held.padded:
-        return on.tokens[d] - held.size[out] + held.size[into]
+        return int(on.tokens[d] - held.size[out] + held.size[into])
     samples = on.held[d] - (out != none) + (into != none)
     longest = on.longest[d, 1] if out != none and held.size[out] == on.longest[d, 0] else on.longest[d, 0]
-    return samples * max(longest, held.size[into])
+    return int(samples * max(longest, held.size[into]))
 
 
 @inlined
@@ -250,9 +250,7 @@ def _fits(on: _Devices, held: Held, a: int, b: int, i: int, j: int) -> bool:
 
 
 @compiled
-def _after(
-    ports: _Ports, on: _Devices, held: Held, i: int, j: int, a: int, b: int, least: float
-) -> float:
+def _after(ports: _Ports, on: _Devices, held: Held, i: int, j: int, a: int, b: int, least: float) -> float:
     """The time with sample i, of device a, and j, of b or none, exchanged; where not under `least`, perhaps less."""
     group = ports.rows.shape[2] // ports.rest.shape[1]
     n, m = a // group, b // group
@@ -285,7 +283,7 @@ def _least(ports: _Ports, x: int, i: int, j: int, a: int, b: int) -> float:
         d, out, into, own = ports.order[x, m, 0], j, i, b
     if n == m:
         out, into, own = (j, i, b) if d == b else (i, j, a)
-    return max(ports.rest[x, n, m], _port_after(ports, x, d, out, into, d == own, n == m))
+    return max(float(ports.rest[x, n, m]), _port_after(ports, x, d, out, into, d == own, n == m))
 
 
 @inlined
@@ -326,4 +324,4 @@ def _port_after(ports: _Ports, x: int, d: int, out: int, into: int, own: bool, s
         home_near -= ports.home[x, 0, out, d] - ports.home[x, 0, into, d]
         home_far -= ports.home[x, 1, out, d] - ports.home[x, 1, into, d]
     near_s = ports.alpha[0] + ports.beta[0] * max(home_near, near)
-    return max(near_s, ports.alpha[1] + ports.beta[1] * max(home_far, far))
+    return float(max(near_s, ports.alpha[1] + ports.beta[1] * max(home_far, far)))

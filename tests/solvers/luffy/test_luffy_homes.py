@@ -129,7 +129,7 @@ def test_the_weights_of_a_bound_prove_it_over_any_homes(step: Step) -> None:
     channels = Channels.of(step.cluster, BYTES)
     found = least_seconds(step.traffic, step.attention, step.places, channels)
     assert min(found.port_weights.min(), found.device_weights.min()) >= 0
-    np.testing.assert_allclose(found.port_weights.sum(axis=(1, 2, 3)), 1)
+    assert found.port_weights.sum(axis=(1, 2, 3)).max() <= 1 + 1e-9
     assert found.device_weights.sum() <= 1 + 1e-9
     rng = np.random.default_rng(0)
     slots = np.repeat(np.arange(step.cluster.num_devices), step.places)
@@ -218,7 +218,7 @@ def test_joint_trades_copies_for_attention_where_samples_are_long() -> None:
     law = luffy.Law(0.0, 1e-6, 1e-9)
     homes = [
         luffy.rehome("joint", copies, tokens, cluster, attention, copy_bytes=BYTES).device_of_sample
-        for attention in (luffy.Attention(law, tokens, tokens**2), None)
+        for attention in (luffy.Attention(law, tokens, tokens**2, follows) for follows in (True, False))
     ]
     assert homes[0][0] != homes[0][1]
     assert homes[1][0] == homes[1][1] == 0
