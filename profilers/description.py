@@ -90,10 +90,10 @@ def _attention(text: str) -> Series:
             f"--attention {text:.40}; expected NS:PS@HIDDEN, nanoseconds a token and picoseconds a token squared of a"
             " model of that hidden size, for example 71:23@2880"
         ) from None
-    sizes = {"batch": (1, 2**20), "length": (1, 2**20), "hidden": (1, 2**20)}
+    sizes = dict.fromkeys(law.axes, (0, 2**30))
     line = AlphaBeta(a_s=0.0, b_s=max(law.projection_s, law.score_s))
     fit = Fit(axes=law.axes, model=law, alpha_beta=line, held_out={}, measured=sizes)
-    return Series(case="attention", dtype="bfloat16", ranks=1, unit="macs", fit=fit)
+    return Series(case="attention", dtype="bf16", ranks=1, unit="macs", fit=fit)
 
 
 def on_cluster(profile: Profile, cluster: str | None, links: Sequence[str] = ()) -> Profile:

@@ -13,13 +13,13 @@ from .arrays import Floats
 from .luffy import Attention, Law
 
 
-def fault(method: str, law: Law | None, *, predicts: bool) -> str | None:
-    """What is wrong with a policy of this method, attention law and predictor, in a line; None: nothing."""
+def fault(method: str, law: Law | None, *, predicts: bool | None = None) -> str | None:
+    """What is wrong with a policy of this method, attention law and, unless None is said, predictor; None: nothing."""
     methods = netmoe.METHODS if law is None else luffy.METHODS
     if method not in methods:
-        kind = "without" if law is None else "with"
-        return f"a sample policy by {method!r:.20} {kind} an attention law; expected {' or '.join(methods)}"
-    if predicts == (law is None and method == "paper"):
+        beside = "" if law is None else " with an attention law"
+        return f"sample policy by {method!r:.20}{beside}; expected {' or '.join(methods)}"
+    if predicts is not None and predicts == (law is None and method == "paper"):
         return f"a policy by {method} with the wrong predictor: only NetMoE's paper has none"
     return None
 

@@ -12,7 +12,7 @@ import numpy as np
 from ...runtime.migrating.predictor import Predictor
 from ...solvers import netmoe
 from ...solvers.arrays import Floats, Ints
-from ...solvers.luffy import Attention, Law
+from ...solvers.luffy import Attention, Law, deal
 from ...solvers.placement import Placement
 from ...solvers.rehoming import rehome
 from .splits import Cohort
@@ -79,12 +79,7 @@ class Dealing:
         if self.law is not None:
             weight_I = Attention(self.law, cohort.unit_tokens, counts.index.contexts[cohort.unit_ids]).cost
         for at in cohort.steps():
-            taken_D, room_D = np.zeros(size), np.full(size, -(-len(at) // size))
-            for sample in at[np.argsort(-weight_I[at], kind="stable")]:
-                device = np.where(room_D > 0, taken_D, np.inf).argmin()
-                device_I[sample] = device
-                taken_D[device] += weight_I[sample]
-                room_D[device] -= 1
+            device_I[at] = deal(weight_I[at], np.full(size, -(-len(at) // size)))
         return Homes(np.tile(device_I, (placement.num_layers + 1, 1)))
 
 

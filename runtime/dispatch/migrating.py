@@ -85,7 +85,7 @@ class MigratingDispatch:
         self._guests = guests
         padding = contexts.first[-1] < len(guests.home) * width
         real_CS = guests.follow(real_BS) if padding else real_BS.new_ones(len(guests.here), width)
-        return Forwarded(padded(whole.head(whole.norm(x_TM)), real_CS), traffic)
+        return Forwarded(padded(whole.head(whole.norm(x_TM)), real_CS), len(guests.token), traffic)
 
     def call(self, _model: nn.Module, _args: tuple[Any, ...], inputs: Mapping[str, Any]) -> NoReturn:
         """Refuse: the model itself is not called."""

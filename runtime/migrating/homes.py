@@ -95,7 +95,7 @@ class SamplePolicy:
         """
         decided = plan.decisions.sample_policy
         assert decided is not None
-        if wrong := fault(decided.method, decided.attention, predicts=decided.predictor is not None):
+        if wrong := fault(decided.method, decided.attention):
             raise UsageError(wrong)
         predictor = predictor_of(plan, folder)
         compile_rehoming(decided.method, decided.attention, plan.cluster)  # or the first step would wait for it

@@ -6,7 +6,7 @@ Legend: I samples of a step; D devices; Q sizes at which a curve is asked.
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +105,25 @@ class Attention:
             else:
                 found[d] = self.call_s * len(np.unique(self.tokens[here_I])) + self.cost[here_I].sum()
         return found
+
+
+def deal(weight: NDArray[Any], places: Ints) -> Ints:
+    """The device of every sample, `[I]`: the largest first, each to the device with the least and a place.
+
+    Parameters
+    ----------
+    weight
+        Of each sample, `[I]`.
+    places
+        The most samples that each device takes, `[D]`.
+    """
+    home_I, taken_D, left_D = np.zeros(len(weight), np.int64), np.zeros(len(places)), places.copy()
+    for sample in np.argsort(-weight, kind="stable"):
+        device = np.where(left_D > 0, taken_D, np.inf).argmin()
+        home_I[sample] = device
+        taken_D[device] += weight[sample]
+        left_D[device] -= 1
+    return home_I
 
 
 def law_of(curve: Curve2, tokens: NDArray[np.integer], **how: object) -> Law:

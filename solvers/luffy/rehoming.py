@@ -9,13 +9,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import UsageError
 from ...profilers.cluster import Cluster, Link
 from .. import netmoe
 from ..arrays import Floats, Ints
 from ..compiled import seconds_to_compile
 from ..netmoe.bottleneck import Channels, rows_of
 from ..outcome import ROUNDING, Objective, Outcome
-from .attention import Attention, Law
+from .attention import Attention, Law, deal
 from .bound import least_seconds, padded_optimum
 from .growth import growth
 
@@ -46,22 +47,24 @@ def rehome(
 
     Notes
     -----
-    "joint" starts from NetMoE's even homes and, where batches are padded, from the homes with the least attention, too;
-    the better end counts, of
+    "joint" starts from NetMoE's even homes, and from homes that balance attention alone (the padded optimum where
+    batches are padded, else dealt by cost); the better end counts, of
 
         t = max_d A_d + sum over exchanges of their busiest port's seconds                                          (1)
     """
     started, channels = time.perf_counter(), Channels.of(cluster, copy_bytes)
     following_ID = None if next_copies is None else np.asarray(next_copies)
+    if channels.name != "exchange_s":
+        raise UsageError("attention weighed against exchanges without seconds; expected links, and the bytes of a copy")
     traffic = netmoe.Traffic(copies_ID.astype(np.float64), following_ID)
     places_D = attention.places(cluster.num_devices)
     if method == "paper":
         home_I = growth(traffic.units, attention, cluster.num_devices)
     else:
         even = netmoe.rehome("even", copies_ID, pairs_I, cluster, next_copies=next_copies, bounded=False)
-        starts = [even.device_of_sample]
-        if attention.law.batches == "padded":
-            starts.append(_padded_start(traffic, attention, places_D))
+        padded = attention.law.batches == "padded"
+        alone_I = _padded_start(traffic, attention, places_D) if padded else deal(attention.cost, places_D)
+        starts = [even.device_of_sample, alone_I] if attention.follows else [even.device_of_sample]
         ends = [_shortened(traffic, start_I, places_D, channels, attention) for start_I in starts]
         home_I = min(ends, key=lambda end: end[0])[1]
     value = _seconds(traffic, attention, home_I, channels)

@@ -24,7 +24,7 @@ def law_for(task: Task) -> Law:
         costs.attention,
         samples.index.unit_tokens[task.fitted],
         batches=params.batches,
-        numbers=params.numbers,
+        numbers="free" if params.method == "paper" else params.numbers,
         room=params.room,
         candidates=params.candidates,
     )

@@ -51,7 +51,7 @@ def recheck(plan: Plan, again: Again | None, certificate: Certificate) -> None:
         return value, _bound(one, attention, channels)
 
     check_outcome(plan, again, predictor, of_homes, "layer_s", certificate)
-    check_over(again, options, certificate)
+    check_over(plan, again, certificate)
     if decision.method == "joint":
         certificate.unchecked.append("that joint moved and swapped until nothing gains")
 
@@ -70,8 +70,8 @@ def _busiest_device(attention: Attention, home_I: Ints) -> float:
 
 
 def _cost(law: Law, tokens: int, contexts: int) -> float:
-    """Seconds of a sample without its call."""
-    return law.token_s * tokens + law.square_s * contexts
+    """Seconds of a sample without its call, in whole units."""
+    return round((law.token_s * tokens + law.square_s * contexts) * 2**40) / 2**40
 
 
 def _bound(one: Naive, attention: Attention, channels: Channels) -> float:
@@ -86,7 +86,7 @@ def _bound(one: Naive, attention: Attention, channels: Channels) -> float:
     start, cost_ID = weighted_ports(one.traffic, weights, channels)
     if not attention.follows:
         return start + least(cost_ID, room)
-    costs_I = np.array([_cost(law, *pair) for pair in zip(attention.tokens, attention.contexts, strict=True)])
+    costs_I = np.array([_cost(law, *map(int, pair)) for pair in zip(attention.tokens, attention.contexts, strict=True)])
     if law.batches == "padded" and not device_D.any():
         return start + law.call_s + least(cost_ID, room) + _padded(costs_I, size, room)
     start += law.call_s + (1 - float(device_D.sum())) * float(costs_I.max())

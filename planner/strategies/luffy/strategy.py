@@ -55,7 +55,9 @@ class Luffy(Netmoe):
         rows.append(own.named("dealt by cost", dispatch_model="standard", homes=Dealing(policy.law)))
         rows += [own.named(f"netmoe {one}", homes=replace(policy, method=one, law=None)) for one in TRIED]
         if policy.method != "paper":
-            rows.append(own.named("paper", homes=replace(policy, method="paper")))
+            assert policy.law is not None
+            law = replace(policy.law, numbers="free")
+            rows.append(own.named("paper", homes=replace(policy, method="paper", law=law)))
         return rows
 
 

@@ -56,7 +56,7 @@ def recheck(plan: Plan, again: Again | None, certificate: Certificate) -> None:
         return float(price_ID[np.arange(len(one.home)), one.home].sum()), least(price_ID, one.room)
 
     check_outcome(plan, again, predictor, of_homes, channels.name if busiest else "link_cost", certificate)
-    check_over(again, options, certificate)
+    check_over(plan, again, certificate)
     if options.tried_s and task.scene.costs is None:
         certificate.unchecked.append("seconds of the methods tried")
     elif options.tried_s:
@@ -77,7 +77,7 @@ def of_policy(plan: Plan) -> tuple[SamplePolicyDecision, SamplePolicyOptions]:
         raise CertificationError(wrong)
     if decision.layers != tuple(range(plan.model.num_layers)):
         raise CertificationError(
-            f"sample_policy after {len(decision.layers)} of {plan.model.num_layers} layers; expected every layer"
+            f"sample_policy after {len(decision.layers)} of {plan.model.num_layers} layers; expected one after every layer"
         )
     if "sample_policy" not in plan.outcome or plan.evaluation is None or plan.verdict is None:
         raise CertificationError("a sample policy without its outcome, evaluation or verdict; re-run moeplan solve")
@@ -105,17 +105,19 @@ def check_fit(plan: Plan, again: Again, certificate: Certificate) -> Predictor |
     return predictor
 
 
-def check_over(again: Again, options: SamplePolicyOptions, certificate: Certificate) -> None:
+def check_over(plan: Plan, again: Again, certificate: Certificate) -> None:
     """The gains over simpler ways, where what judges them is known."""
     assert again.evaluated is not None
+    assert plan.verdict is not None
+    options, known = SamplePolicyOptions.of(plan), again.evaluated.judged[PLAN].value
     metric = again.task.strategy.judged_on(again.task.scene, "migrating")
     for name, gain in over(metric, again.evaluated).items():
-        stored = getattr(options, name)
-        if gain is None or stored is None:
-            certificate.unchecked.append(f"the gain {name.replace('_', ' ')}")
+        stored, words = getattr(options, name), f"gain {name.replace('_', ' ')}"
+        if gain is None or stored is None or plan.verdict.metric not in known:
+            certificate.unchecked.append(f"the {words}")
             continue
         for end in ("value", "low", "high"):
-            certificate.agree(f"gain {name.replace('_', ' ')} {end}", getattr(stored, end), getattr(gain, end))
+            certificate.agree(f"{words} {end}", getattr(stored, end), getattr(gain, end))
 
 
 def _busiest_counts(plan: Plan) -> bool:

@@ -42,8 +42,8 @@ def reference(case: Moving) -> Reference:
     return Reference(together.detach().numpy(), ids, gradients)
 
 
-def trained(case: Moving) -> list[float]:
-    """The losses of training in one process, sample by sample, over the number of ranks."""
+def trained(case: Moving, *, weighed: bool = False) -> list[float]:
+    """The losses of training in one process, sample by sample, over the number of ranks; `weighed`: of tokens."""
     model, losses = case.model(), []
     watched, optimizer = Watched(model), torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(case.steps):
@@ -51,7 +51,7 @@ def trained(case: Moving) -> list[float]:
         tokens, mask = case.tokens(step), case.mask()
         logits = torch.zeros(*tokens.shape, VOCABULARY, dtype=torch.float64)
         logits[mask] = torch.cat([alone(model, sample[real]) for sample, real in zip(tokens, mask, strict=True)])
-        loss = loss_of(logits, tokens, mask) / len(case.slots)
+        loss = loss_of(logits, tokens, mask) / (int(mask.sum()) if weighed else len(case.slots))
         torch.autograd.backward(loss)
         optimizer.step()
         losses.append(loss.item())
