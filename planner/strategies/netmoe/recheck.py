@@ -70,14 +70,14 @@ def recheck(plan: Plan, again: Again | None, certificate: Certificate) -> None:
 
 
 def of_policy(plan: Plan) -> tuple[SamplePolicyDecision, SamplePolicyOptions]:
-    """The decision and its options; CertificationError for layers without it, and for what is missing beside it."""
+    """The decision and its options; CertificationError where layers lack it, or what belongs beside it is missing."""
     decision, options = plan.decisions.sample_policy, SamplePolicyOptions.of(plan)
     assert decision is not None
     if wrong := fault(decision.method, decision.attention, predicts=decision.predictor is not None):
         raise CertificationError(wrong)
     if decision.layers != tuple(range(plan.model.num_layers)):
         raise CertificationError(
-            f"sample_policy after {len(decision.layers)} of {plan.model.num_layers} layers; expected one after every layer"
+            f"{len(decision.layers)} of {plan.model.num_layers} layers re-home samples; expected that after every layer"
         )
     if "sample_policy" not in plan.outcome or plan.evaluation is None or plan.verdict is None:
         raise CertificationError("a sample policy without its outcome, evaluation or verdict; re-run moeplan solve")
