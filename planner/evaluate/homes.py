@@ -12,7 +12,7 @@ import numpy as np
 from ...runtime.migrating.predictor import Predictor
 from ...solvers import netmoe
 from ...solvers.arrays import Floats, Ints
-from ...solvers.luffy import Attention, Law, deal
+from ...solvers.luffy import Attention, Law, deal, first_homes
 from ...solvers.placement import Placement
 from ...solvers.rehoming import rehome
 from .splits import Cohort
@@ -111,6 +111,8 @@ class Rehoming:
             if self.law is not None:
                 tokens_I, contexts_I = counts.index.unit_tokens[place], counts.index.contexts[place]
                 attention = Attention(self.law, tokens_I, contexts_I, follows=layer + 1 < num_layers)
+            if attention is not None and layer == 0:
+                device_LI[0, at] = first_homes(self.method, attention, cohort.home[at], placement.num_devices)
             if self.oracle:
                 following = traffic.following(layer, place)
             elif self.predictor is not None and counts.experts is not None:

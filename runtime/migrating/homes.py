@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
-from ...solvers.luffy import Attention, Law
+from ...solvers.luffy import Attention, Law, first_homes
 from ...solvers.rehoming import compile_rehoming, fault, rehome
 from ..coherent.contexts import Contexts
 from ..engine.gather import Gather
@@ -69,6 +69,16 @@ class Guests:
         flat = rows.detach()[to_B.argsort(stable=True)].reshape(len(rows), math.prod(rows.shape[1:]))
         arrived = Route(sent, received, self.contexts.group).move(flat.view(torch.uint8))
         return arrived.view(rows.dtype).view(len(from_C), *rows.shape[1:])
+
+
+def start_of(policy: "SamplePolicy", contexts: Contexts) -> NDArray[np.int64]:
+    """The homes of samples before the first layer, int64 `[I]`: where they are given, unless attention counts."""
+    given_I: NDArray[np.int64] = contexts.rank.cpu().numpy()
+    if policy.law is None or not len(given_I):
+        return given_I
+    length_I = np.diff(contexts.first)
+    attention = Attention(policy.law, length_I, length_I**2)
+    return first_homes(policy.method, attention, given_I, policy.cluster.num_devices)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -79,6 +79,18 @@ def rehome(
     return netmoe.Rehomed(home_I, (outcome,), None)
 
 
+def first_homes(method: str, attention: Attention, start: Ints, num_devices: int) -> Ints:
+    """The homes of a step's samples before the first layer, `[I]`: those that balance attention alone, as nothing is
+    routed yet; by the paper's method where they start, `[I]`.
+    """
+    if method == "paper":
+        return start
+    places_D = attention.places(num_devices)
+    if attention.law.batches == "padded":
+        return padded_optimum(attention.cost, places_D)[1]
+    return deal(attention.cost, places_D)
+
+
 def compile_rehoming(cluster: Cluster) -> float:
     """Compile what re-homes samples on such a cluster, or load it; the seconds that took, none without a compiler."""
     links = {kind: Link(1e-6, 1e-10) for kind in ("intra", "inter")[: 1 + (cluster.num_nodes > 1)]}

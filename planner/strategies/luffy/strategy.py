@@ -14,6 +14,7 @@ from ...evaluate.homes import Dealing, Rehoming
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.metrics import AROUND
 from ...evaluate.scene import Scene
+from ...params import Params
 from ...task import Task
 from ..netmoe.policy import TRIED, fitted_predictor
 from ..netmoe.strategy import Netmoe, policy_of
@@ -35,6 +36,10 @@ class Luffy(Netmoe):
     def pads(self, task: Task) -> bool:
         """As asked for."""
         return LuffyParams.of(task.params).batches == "padded"
+
+    def variants(self, task: Task) -> Sequence[Params]:
+        """The usual ones where NetMoE has none: attention and exchanges are timed."""
+        return () if super().variants(task) else (LuffyParams(),)
 
     def judged_on(self, scene: Scene, dispatch_model: DispatchModel) -> str:
         """Seconds of attention and both exchanges."""

@@ -21,6 +21,7 @@ from ...evaluate.metrics import COPIES, EXCHANGE, FAR_BYTES, NODE_COPIES
 from ...evaluate.scene import Scene
 from ...figures import percent
 from ...options import SamplePolicyOptions
+from ...params import Params
 from ...task import Task
 from ..strategy import Solution, Strategy, sidecar
 from . import NetmoeParams
@@ -46,6 +47,11 @@ class Netmoe(Strategy):
     recheck = staticmethod(recheck)
     remarks = staticmethod(remarks)
     sections = staticmethod(sections)
+
+    def variants(self, task: Task) -> Sequence[Params]:
+        """None where attention is timed, too: there luffy weighs it beside the exchanges."""
+        costs = task.scene.costs
+        return () if costs is not None and costs.attention is not None and costs.exchange else super().variants(task)
 
     def judged_on(self, scene: Scene, dispatch_model: DispatchModel) -> str:
         """Seconds of both exchanges; where nothing times them, bytes between nodes, copies where bytes are not known;

@@ -183,7 +183,7 @@ def loss_of(logits_BSV: torch.Tensor, tokens_BS: torch.Tensor, mask_BS: torch.Te
 def free_of(case: Moving) -> Moving:
     """The case with lengths of up to 17 tokens, and homes that give ranks unequal numbers of samples."""
     law = replace(LAW, numbers="free")
-    return replace(case, method="joint", law=law, links=LINKS, batches=(1, 4, 2, 3), length=17)
+    return replace(case, method="joint", law=law, links=LINKS, batches=(1, 4, 2, 3), length=17, steps=5)
 
 
 def _trained(world: World, case: Moving, *, weighed: bool = False) -> list[float]:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from moeplan.planner.demo.model import MoELanguageModel
+from moeplan.solvers.luffy import Attention, first_homes
 from tests.runtime.migrating.migrating_cases import EXPERTS, VOCABULARY, Moved, Moving, loss_of
 from tests.runtime.test_parallel import device_of
 from tests.runtime.worlds import Watched
@@ -111,5 +112,14 @@ def counts(case: Moving, layer: int, home: np.ndarray) -> tuple[np.ndarray, np.n
     return copies, pairs
 
 
-def starts(case: Moving) -> np.ndarray:
+def given(case: Moving) -> np.ndarray:
+    """The rank that each sample is given to."""
     return np.repeat(np.arange(len(case.batches)), case.batches)
+
+
+def starts(case: Moving) -> np.ndarray:
+    """The rank that each sample is on before the first layer; where attention counts, the one with least of it yet."""
+    if case.law is None or case.method == "paper":
+        return given(case)
+    tokens = case.mask().sum(dim=1).numpy()
+    return first_homes(case.method, Attention(case.law, tokens, tokens**2), given(case), len(case.slots))

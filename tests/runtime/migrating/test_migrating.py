@@ -27,6 +27,7 @@ from tests.runtime.migrating.migrating_cases import (
 from tests.runtime.migrating.migrating_reference import (
     counts,
     devices_of,
+    given,
     homes,
     in_order,
     reference,
@@ -204,6 +205,8 @@ def test_traffic_is_what_a_naive_recount_of_the_routing_gives(name: str, answers
                     beside[device] += 4
         if layer in case.layers and case.padding != "holes":
             beside += np.bincount(places[layer], minlength=size) * (size - 1) * 4 * (size + EXPERTS)
+    if case.law is not None:  # tokens and mask before the first layer
+        np.add.at(beside, given(case), (starts(case) != given(case)) * case.length * 9)
     for rank, answer in enumerate(answers[name]):
         assert answer.traffic.copies == sent[rank]
         assert answer.traffic.payload_bytes == sent[rank] * 16 * 8
