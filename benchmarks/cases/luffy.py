@@ -18,7 +18,7 @@ from moeplan.planner.demo.model import Attention as Embedded
 from moeplan.planner.demo.model import ModelConfig
 from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
-from moeplan.profilers.cluster import Cluster, Link
+from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.description import describe
 from moeplan.profilers.fits.laws import least_relative
 from moeplan.profilers.profile import load, save
@@ -32,7 +32,10 @@ from ..study import Row, Settings, Study
 
 SAVED = "attention + exchange saved, %"
 FAST = ("intra=400:2", "inter=100:5")
-SIZES = {GPT_OSS: {"hidden_size": 2880, "dtype_bytes": 2}, OLMOE: {"hidden_size": 2048, "dtype_bytes": 2, "top_k": 8}}
+SIZES: dict[str, dict[str, Any]] = {
+    GPT_OSS: {"hidden_size": 2880, "dtype_bytes": 2},
+    OLMOE: {"hidden_size": 2048, "dtype_bytes": 2, "top_k": 8},
+}
 ATTENTION = {GPT_OSS: "71:23@2880", OLMOE: "45:12@2048"}
 PACKED, PADDED = ("packed", "equal"), ("padded", "free")
 GENERATED = {"250 tokens": (250, 0.8), "4,000 tokens": (4000, 1.0)}  # mean length, sigma of its logarithm
@@ -50,10 +53,12 @@ class Case:
 
     def plan(self, folder: Path) -> Any:
         """The plan of the trace, by the product itself."""
-        sizes, attention, source = {"hidden_size": 2880, "dtype_bytes": 2, "top_k": 2}, ATTENTION[GPT_OSS], self.source
+        sizes: dict[str, Any] = {"hidden_size": 2880, "dtype_bytes": 2, "top_k": 2}
+        attention, source = ATTENTION[GPT_OSS], self.source
         if source is None:
             source = folder / "generated.npz"
-            np.savez(source, **_generated(*GENERATED[self.name]))
+            counts, length = _generated(*GENERATED[self.name])
+            np.savez(source, counts=counts, n_tokens=length)
         else:
             key = next(one for one in SIZES if str(source).endswith(one))
             sizes, attention = SIZES[key], ATTENTION[key]
@@ -73,8 +78,8 @@ class Case:
         return solve(request)
 
 
-def _generated(mean: int, sigma: float) -> dict[str, np.ndarray]:
-    """Samples of lognormal length, whose preferences among 16 experts are permuted from layer to layer."""
+def _generated(mean: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
+    """Counts and lengths of samples whose preferences among 16 experts are permuted from layer to layer."""
     rng = np.random.default_rng(0)
     length = np.maximum(np.rint(mean * rng.lognormal(-(sigma**2) / 2, sigma, 512)), 8).astype(np.int64)
     share_IE = rng.dirichlet(np.full(16, 0.5 / 16), 512)
@@ -83,7 +88,7 @@ def _generated(mean: int, sigma: float) -> dict[str, np.ndarray]:
         share_IE = share_IE[:, rng.permutation(16)]
         for sample, share_E in enumerate(share_IE):
             counts[sample, layer] = rng.multinomial(2 * length[sample], share_E)
-    return {"counts": counts, "n_tokens": length}
+    return counts, length
 
 
 def _rows(case: Case) -> Iterator[Row]:
@@ -118,8 +123,8 @@ def _made(settings: Settings) -> list[Case]:
 def _speed(instance: tuple[str, int]) -> Iterator[Row]:
     """Seconds of one re-homing, its bound left out."""
     text, samples = instance
-    links = dict(map(Link.parse, FAST))
-    cluster, rng = Cluster(*map(int, text.split("x")), links), np.random.default_rng(0)
+    several = Cluster.parse(text).num_nodes > 1
+    cluster, rng = Cluster.parse(text, FAST if several else FAST[:1]), np.random.default_rng(0)
     tokens = np.maximum(rng.lognormal(np.log(250), 0.8, samples), 1).astype(np.int64)
     now, later = (tokens[:, None] * 2 * rng.dirichlet(np.full(cluster.num_devices, 0.3), samples) for _ in range(2))
     copies, law = np.rint(now).astype(np.int64), luffy.Law(0.0, 71e-9, 23e-12)
