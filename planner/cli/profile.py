@@ -78,7 +78,7 @@ def profile(
     sources |= {"--resume": resume}
     if attention is not None and not described:
         raise UsageError(
-            "--attention describes a cluster's devices; give --cluster NxG beside it, and no measured curves"
+            "--attention is part of a description; give --cluster NxG beside it, without --preset or --from-tables"
         )
     grids = {"--quick": quick, "--full": full, "--ranks": ranks is not None, "--device": device != "auto"}
     _refuse_contradictions([name for name, given in sources.items() if given], profiles or (), output, plot)

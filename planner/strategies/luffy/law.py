@@ -15,10 +15,10 @@ def law_for(task: Task) -> Law:
     assert samples is not None
     links = task.request.cluster.links
     if costs is None or costs.attention is None or costs.exchange is None or not links:
-        why = "no profile and no links" if costs is None else costs.missing.get("attention", "no links are known")
+        why = "there is no profile" if costs is None else costs.missing.get("attention", "no links are known")
         raise UsageError(
-            f"--strategy luffy weighs attention against exchanges, and has not both timed ({why}); give a --profile"
-            " with attention and links (moeplan profile, or --preset), or --strategy netmoe, which weighs exchanges"
+            f"--strategy luffy weighs attention against exchanges, but {why}; give --profile with both (moeplan profile,"
+            " or --preset), or --strategy netmoe, which weighs exchanges alone"
         )
     return law_of(
         costs.attention,
