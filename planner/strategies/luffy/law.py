@@ -15,10 +15,12 @@ def law_for(task: Task) -> Law:
     assert samples is not None
     links = task.request.cluster.links
     if costs is None or costs.attention is None or costs.exchange is None or not links:
-        why = "there is no profile" if costs is None else costs.missing.get("attention", "no links are known")
+        missing = {} if costs is None else costs.missing
+        lacks = [missing[part] for part in ("attention", "dispatch") if part in missing]
+        why = "there is no profile" if costs is None else (*lacks, "no links are known")[0]
         raise UsageError(
-            f"--strategy luffy weighs attention against exchanges, but {why}; give --profile with both (moeplan profile,"
-            " or --preset), or --strategy netmoe, which weighs exchanges alone"
+            f"--strategy luffy weighs attention against exchanges, but {why}; give --profile with both (moeplan"
+            " profile, or --preset), or --strategy netmoe, which weighs exchanges alone"
         )
     return law_of(
         costs.attention,

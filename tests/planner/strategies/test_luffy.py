@@ -102,7 +102,7 @@ def test_without_attention_or_links_it_is_netmoe(counts: Any, profile: Path, mak
         {"cluster": "2x2", "links": LINKS},
         {"profile": make_profile("2x2", cases=("all_to_all",))},
     ):
-        with pytest.raises(UsageError, match="but .*or --strategy netmoe, which weighs exchanges alone"):
+        with pytest.raises(UsageError, match=r"but .*or --strategy netmoe, which weighs exchanges alone"):
             planned(counts, "luffy", **settings)
 
 
