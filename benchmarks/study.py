@@ -19,6 +19,7 @@ SUBJECTS = {
     "eplb": "EPLB placements: excess over the bound, raw, repaired and refined; groups on nodes; steps not seen",
     "eplb_choice": "EPLB's default beside published EPLB on units held out: like decoding, and recorded",
     "flexmoe": "FlexMoE over a training run: seconds, balance and moves, beside EPLB every 100 steps and the paper",
+    "luffy": "LUFFY homes of samples: attention and exchange saved, beside dealing, NetMoE and the paper's algorithm",
     "traces": "Importing and counting a trace, beside plain NumPy",
     "fits": "Fits of published GPU tables: errors on sizes held out",
     "large_trace": "Commands on large traces: linear in tokens, bounded memory",

@@ -17,7 +17,7 @@ from ..solvers.replicas import ReplayRule
 from ..traces.count_form import CountTrace, open_any
 from ..traces.reader import Trace
 from .evaluate.evaluate import Evaluated, evaluate, verdict
-from .evaluate.journey import Contender
+from .evaluate.journey import Contender, pads_in
 from .evaluate.metrics import COPIES
 from .evaluate.price import STEP
 from .evaluate.rebalancing import check_steps
@@ -192,6 +192,7 @@ def compare(
         seed=seed,
         phases=phases,
         passes=common_passes(loaded),
+        padded=any(pads_in(one.plan) for one in loaded),
     )
     on_progress("replaying the trace under the plans and what they are held against")
     evaluated = evaluate(scene, _contenders(loaded, replica_rule), between=between)

@@ -229,6 +229,8 @@ class SamplePolicyOptions(Options):
     least_copies: float = Field(ge=0)
     #: What the plan has less of its verdict's metric than samples dealt by length alone, paired over steps
     over_dealt: Metric | None = None  # older plans
+    #: The same of the best of NetMoE's methods, where attention counts
+    over_netmoe: Metric | None = None
     asked: bool = False  #: Whether the method was asked for
     #: Where exchanges are timed and no method was asked for: of each method that was tried, the seconds of all timed
     #: parts of a fitted step. The plan has the fastest.

@@ -193,7 +193,7 @@ class Task:
         """Setting in which contenders are judged: on the fitted units, then on those held out where there are any."""
         passes, fitted_U, judging_U = self.strategy.passes(self), self.fitted, self.judging
         parts = [fitted_U] if judging_U is fitted_U else [fitted_U, judging_U]
-        key = ("scene", self.moves_samples, self.inner, self.size, passes)
+        key = ("scene", self.moves_samples, self.inner, self.size, passes, self.strategy.pads(self))
         return self.once(key, lambda: self._scene_of(parts))
 
     @cached_property
@@ -221,6 +221,7 @@ class Task:
             passes=self.strategy.passes(self),
             linked=self.fitted,
             counter=self.counter,
+            padded=self.strategy.pads(self),
         )
 
     @cached_property

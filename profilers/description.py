@@ -9,6 +9,7 @@
       inter: {gbytes_per_s: 50, latency_us: 5}
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..errors import InputError, UsageError
 from ..files import read_yaml, validated
 from .cluster import Cluster, Link
+from .fits.fit import Fit
+from .fits.laws import AlphaBeta, AttentionLaw
 from .origin import Origin, now
 from .profile import Profile
+from .series import Series
 from .topology import measured_links
 
 MAX_YAML_BYTES = 64 * 2**10
@@ -45,8 +49,8 @@ class _ClusterText(BaseModel):
     links: dict[Literal["intra", "inter"], _LinkText] = {}
 
 
-def describe(cluster: str, links: Iterable[str] = ()) -> Profile:
-    """The profile of a cluster that is described, not measured: no environment, no case, no fit.
+def describe(cluster: str, links: Iterable[str] = (), attention: str | None = None) -> Profile:
+    """The profile of a cluster that is described, not measured: no environment, and no fit but that of attention.
 
     Parameters
     ----------
@@ -54,16 +58,42 @@ def describe(cluster: str, links: Iterable[str] = ()) -> Profile:
         `NxG` (N nodes of G devices), or the path of a YAML file.
     links
         `KIND=GBps:us` each, in place of the file's.
+    attention
+        `NS:PS@M`: nanoseconds a token, picoseconds a token squared, of a model of hidden size M.
 
     Raises
     ------
     InputError
         The file is missing, too large, no YAML or does not describe a cluster.
     UsageError
-        The text is no cluster, or a link is impossible.
+        The text is no cluster, a link is impossible, or attention is no law.
     """
     origin = Origin(kind="described", created_at=now(), name=cluster)
-    return Profile.of(origin, _cluster(cluster).linked(links))
+    found = Profile.of(origin, _cluster(cluster).linked(links))
+    if attention is None:
+        return found
+    series = _attention(attention)
+    return found.model_copy(update={"series": {series.key: series}})
+
+
+def _attention(text: str) -> Series:
+    """The series of attention that a text describes."""
+    number = r"([0-9.]+(?:e-?[0-9]+)?)"
+    match = re.fullmatch(rf"{number}:{number}@([0-9]{{1,6}})", text)
+    try:
+        if match is None:
+            raise ValueError
+        token_s, square_s, hidden = float(match[1]) * 1e-9, float(match[2]) * 1e-12, int(match[3])
+        law = AttentionLaw(start_s=0.0, projection_s=token_s / hidden**2, score_s=square_s / hidden)
+    except (ValueError, ZeroDivisionError, InputError):
+        raise UsageError(
+            f"--attention {text:.40}; expected NS:PS@HIDDEN, nanoseconds a token and picoseconds a token squared of a"
+            " model of that hidden size, for example 71:23@2880"
+        ) from None
+    sizes = dict.fromkeys(law.axes, (0, 2**30))
+    line = AlphaBeta(a_s=0.0, b_s=max(law.projection_s, law.score_s))
+    fit = Fit(axes=law.axes, model=law, alpha_beta=line, held_out={}, measured=sizes)
+    return Series(case="attention", dtype="bf16", ranks=1, unit="macs", fit=fit)
 
 
 def on_cluster(profile: Profile, cluster: str | None, links: Sequence[str] = ()) -> Profile:

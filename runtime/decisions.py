@@ -18,6 +18,7 @@ from pydantic_core import to_json
 from ..errors import InputError
 from ..files import size_of, validated
 from ..profilers.cluster import Cluster
+from ..solvers.luffy.attention import Law
 from ..solvers.placement import Placement, ReplicaRule
 from ..traces.model import NOT_ROUTED, ModelSpec
 
@@ -206,6 +207,7 @@ class SamplePolicyDecision(Decision):
     method: str
     layers: tuple[Layer, ...]  #: Ordinals of the MoE layers whose combine delivers samples to new homes, ascending
     predictor: SidecarFile | None = None  #: None: only this layer's routing decides
+    attention: Law | None = None  #: What attention costs, of methods that count it (`solvers.luffy.METHODS`)
 
     def check(self, model: ModelSpec, _cluster: Cluster, /) -> None:
         """Refuse layers that the model has not, or that do not ascend."""
@@ -213,6 +215,11 @@ class SamplePolicyDecision(Decision):
             raise InputError(
                 f"sample_policy of layers {self.layers!s:.80}; expected ascending ordinals below {model.num_layers}"
             )
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Plans without attention keep their hash."""
+        return {name: value for name, value in write(self).items() if value is not None or name != "attention"}
 
 
 class RebalancingDecision(Decision):

@@ -55,6 +55,7 @@ class ExpertParallelModel(nn.Module):
         self.dispatcher = dispatcher
         self._samples: Tensor | None = None  # those that the next call of the model is about
         self._traffic: Traffic | list[Sent] = []  # of the blocks, summed up when asked for
+        self._tokens: Tensor | int = 0  # of the last forward
         self.training = model.training
         model.register_forward_pre_hook(self._announce, with_kwargs=True)
 
@@ -108,6 +109,7 @@ class ExpertParallelModel(nn.Module):
         finally:
             self._samples = None
         self._keep(done.traffic)
+        self._tokens = done.tokens
         if done.cache_bytes is not None:
             self.cache_bytes = done.cache_bytes
         return done.logits
@@ -124,6 +126,20 @@ class ExpertParallelModel(nn.Module):
             yield
         finally:
             put_off(self.model, False)
+
+    @property
+    def loss_scale(self) -> float:
+        """Weight of this rank's mean loss over the tokens of the last forward, so that ranks' mean is that of all
+        tokens: this rank's tokens over the mean of all ranks.
+
+        `loss = functional.cross_entropy(logits[mask], labels[mask]) * model.loss_scale` then has the gradients of one
+        process that holds all samples, however many tokens each rank has, where ranks' gradients are averaged. A
+        collective call.
+        """
+        here = int(self._tokens)
+        every = torch.tensor([here], device=next(self.model.parameters()).device)
+        dist.all_reduce(every, group=self.group)
+        return here * dist.get_world_size(self.group) / max(int(every), 1)
 
     def follow(self, rows: Tensor) -> Tensor:
         """Rows that belong to the samples of this rank's last forward, `[B, ...]`, where the logits are.

@@ -20,6 +20,7 @@ from ...solvers.placement import BY_STEP, Placement
 from ...traces.count_form import CountTable, CountTrace
 from ...traces.reader import Trace
 from ...traces.schema import TokenBatch
+from ..evaluate.homes import Rehoming
 from ..evaluate.journey import Journey
 from ..evaluate.scene import Scene
 from ..evaluate.splits import Cohort, Located
@@ -166,6 +167,9 @@ def _check_moves(cohort: Cohort, journey: Journey, size: int) -> None:
     if journey.dispatch_model != "migrating":
         return
     for layer, step in np.ndindex(len(moves_LU) - 1, cohort.num_steps):
+        law = journey.homes.law if isinstance(journey.homes, Rehoming) else None
+        if law is not None and law.numbers == "free":
+            return
         device = moves_LU[layer + 1, cohort.step == step]
         if np.bincount(device, minlength=size).max() > -(-len(device) // size):
             raise CertificationError(f"layer {layer}: a device takes more samples of a step than its share")
@@ -247,7 +251,7 @@ class _Sheet:
             self._exchange(layer, copies, nodes, ends, step, step)
             if self.tally.sent is not None and samples.experts is not None:
                 np.add.at(self.tally.sent[:, layer], (step, ends[0]), samples.experts[place, layer])
-            self._sit(layer, ends[0], step, index.unit_tokens[place], index.contexts[place])
+            self._attend(layer, ends[0], step, index.unit_tokens[place], index.contexts[place], padded=samples.padded)
         leaves_I = (moves_LI[1:, place] != moves_LI[:-1, place]).mean(axis=0)
         moved_B = [leaves_I[step == number].mean() for number in range(self.cohort.num_steps)]
         return replace(self.tally, moved=np.array(moved_B))
@@ -319,6 +323,21 @@ class _Sheet:
                 np.add.at(self.tally.between, (leaves, reaches), number)
                 if len(phases) == 1:
                     np.add.at(self.tally.between, (reaches, leaves), number)
+
+    def _attend(
+        self, layer: int, here_I: Numbers, step_I: Numbers, tokens_I: Numbers, contexts_I: Numbers, *, padded: bool
+    ) -> None:
+        """Add what attends on every device in every step: a call for every length, or for all samples, then padded."""
+        ports = self.tally.ports
+        assert ports is not None
+        for step, device in sorted({*zip(step_I.tolist(), here_I.tolist(), strict=True)}):
+            held = (step_I == step) & (here_I == device)
+            number = 1 if not padded else int(held.sum())
+            join = np.max if padded else np.sum
+            ports.tokens[step, layer, device] = number * join(tokens_I[held])
+            ports.contexts[step, layer, device] = number * join(contexts_I[held])
+            if ports.calls is not None:
+                ports.calls[step, layer, device] = 1 if padded else len({*tokens_I[held].tolist()})
 
     def _sit(self, layer: int, here_R: Numbers, step_R: Numbers, tokens_R: Numbers, contexts_R: Numbers) -> None:
         """Add tokens and their contexts where they are before a layer; once where they are at home before every one."""

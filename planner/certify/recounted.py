@@ -60,7 +60,8 @@ def task_of(plan: Plan, chosen: Strategy, trace: str, profile: Path | None, mixt
     if model not in chosen.dispatch_models:
         raise CertificationError(f"options of {chosen.name} under {model}; it is {' or '.join(chosen.dispatch_models)}")
     own = dict(plan.options.get(chosen.decides, {}))
-    stored = getattr(plan.decisions, chosen.decides).model_dump() | (own.get("search") or {}) | own
+    stored = getattr(plan.decisions, chosen.decides).model_dump()
+    stored |= (stored.get("attention") or {}) | (own.get("search") or {}) | own
     if not own.get("asked", True):  # the method was chosen, by what it is fast at
         stored.pop("method", None)
     try:

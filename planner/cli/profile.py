@@ -27,6 +27,9 @@ def profile(
     preset: Annotated[str | None, optional("Curves that ship: h100_sxm or h200_sxm; or list.")] = None,
     cluster: Annotated[str | None, optional("NxG or a cluster.yaml: a description, not measured.")] = None,
     link: Annotated[list[str] | None, optional("KIND=GBps:us of a described cluster; may repeat.")] = None,
+    attention: Annotated[
+        str | None, optional("NS:PS@HIDDEN of a described cluster: ns a token, ps a token squared.")
+    ] = None,
     from_tables: Annotated[Path | None, optional("Folder of aiconfigurator's Parquet tables to read.")] = None,
     system: Annotated[str | None, optional("With --from-tables: the GPU, e.g. h200_sxm.")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Make one of the profiles given.")] = False,
@@ -49,7 +52,7 @@ def profile(
       moeplan profile --preset h200_sxm --cluster 2x8 --link inter=50:5
       srun moeplan profile --device cuda
       moeplan profile --quick
-      moeplan profile --cluster 4x8 --link intra=450:3 --link inter=50:12
+      moeplan profile --cluster 4x8 --link intra=450:3 --link inter=50:12 --attention 71:23@2880
       moeplan profile --merge node.json net.json
       moeplan profile --from-tables systems/data --system h200_sxm
     """
@@ -73,6 +76,10 @@ def profile(
     described = cluster is not None and not curves
     sources = {"--preset": preset, "--cluster": described, "--from-tables": from_tables, "--merge": merge}
     sources |= {"--resume": resume}
+    if attention is not None and not described:
+        raise UsageError(
+            "--attention is part of a description; give --cluster NxG beside it, without --preset or --from-tables"
+        )
     grids = {"--quick": quick, "--full": full, "--ranks": ranks is not None, "--device": device != "auto"}
     _refuse_contradictions([name for name, given in sources.items() if given], profiles or (), output, plot)
     for name in (name for name, given in grids.items() if given and (merge or described or curves)):
@@ -98,7 +105,7 @@ def profile(
         result, notes = merged.profile, merged.notes
     else:
         node = _node_curves(preset, from_tables, system or "") if curves else None
-        result, notes = _described(node, cluster, link or ())
+        result, notes = _described(node, cluster, link or (), attention)
     if not resume and (before := _before(output)):
         notes = (*notes, f"replaced {output} ({before})")
     picture: list[str] = []
@@ -131,12 +138,14 @@ def profile(
         end_interrupted(f"{path} holds what was measured until then")
 
 
-def _described(node: "Profile | None", cluster: str | None, links: Sequence[str]) -> "tuple[Profile, tuple[str, ...]]":
+def _described(
+    node: "Profile | None", cluster: str | None, links: Sequence[str], attention: str | None
+) -> "tuple[Profile, tuple[str, ...]]":
     """The profile of a cluster that is described, by the curves of one node where they are known, and notes on it."""
     from ...profilers.description import describe, on_cluster
 
     if node is None:
-        return describe(cluster or "", links), ()
+        return describe(cluster or "", links, attention), ()
     result = on_cluster(node, cluster, links)
     replaced = len(node.series) - len(result.series)
     note = f"{replaced} curves are left out: the link that they crossed is as given"

@@ -18,8 +18,8 @@ from ...runtime.migrating.predictor import Predictor
 from ...runtime.plan import Plan
 from ...solvers import contiguous
 from ...solvers.arrays import Ints
-from ...solvers.netmoe import METHODS
 from ...solvers.placement import Placement, slots_for
+from ...solvers.rehoming import fault
 from ...solvers.replicas import ReplayRule
 from ...traces.model import ModelSpec
 from ..options import EvaluationOptions, PipelineOptions
@@ -111,6 +111,12 @@ def passes_of(plan: Plan) -> Passes | None:
     return Passes(BACKWARD, full_duplex=False) if EvaluationOptions.use_in(plan) == "training" else None
 
 
+def pads_in(plan: Plan) -> bool:
+    """Check whether attention pads the samples of a device under a plan."""
+    policy = plan.decisions.sample_policy
+    return policy is not None and policy.attention is not None and policy.attention.batches == "padded"
+
+
 def today(model: ModelSpec, cluster: Cluster, slots: Ints | None = None) -> Contender:
     """Baseline without a plan: contiguous experts, one slot each, standard dispatch, whole layers, no re-homing.
 
@@ -153,18 +159,15 @@ def _piped(journey: Journey, plan: Plan, read: ReadSidecar) -> Journey:
 def _moved(journey: Journey, plan: Plan, read: ReadSidecar) -> Journey:
     policy, model = plan.decisions.sample_policy, plan.model
     assert policy is not None
-    if policy.method not in METHODS or policy.layers != tuple(range(model.num_layers)):
-        raise UsageError(
-            f"a policy by {policy.method!r:.20} in {len(policy.layers)} of {model.num_layers} layers;"
-            f" expected {' or '.join(METHODS)} in all of them"
-        )
-    if (policy.predictor is None) != (policy.method == "paper"):
-        raise UsageError(f"a policy by {policy.method} with the wrong predictor: only paper has none")
+    if wrong := fault(policy.method, policy.attention, predicts=policy.predictor is not None):
+        raise UsageError(wrong)
+    if policy.layers != tuple(range(model.num_layers)):
+        raise UsageError(f"a policy in {len(policy.layers)} of {model.num_layers} layers; expected one in all of them")
     predictor = None
     if policy.predictor is not None:
         shape = (model.num_layers - 1, model.num_experts, plan.cluster.num_devices)
         predictor = Predictor.from_bytes(read(policy.predictor), shape)
-    return replace(journey, homes=Rehoming(policy.method, predictor))
+    return replace(journey, homes=Rehoming(policy.method, predictor, law=policy.attention))
 
 
 def _followed(journey: Journey, plan: Plan, read: ReadSidecar) -> Journey:

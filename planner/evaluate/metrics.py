@@ -37,6 +37,7 @@ DISPATCH: Final = "dispatch_s"
 EXPERTS: Final = "experts_s"
 COMBINE: Final = "combine_s"
 EXCHANGE: Final = "exchange_s"
+AROUND: Final = "attention_exchange_s"
 
 Compute = Callable[[Sums, Context], Summands | Floats | float | None]
 
@@ -233,6 +234,13 @@ def _seconds(*names: str) -> Compute:
     return compute
 
 
+def _around(sums: Sums, _: Context) -> Summands | None:
+    """Seconds of attention, dispatch and combine; None unless all are timed."""
+    if not {ATTENTION, DISPATCH, COMBINE} <= sums.seconds.keys():
+        return None
+    return {"attention": sums.seconds[ATTENTION], "exchange": sums.seconds[DISPATCH] + sums.seconds[COMBINE]}
+
+
 def _timed(
     name: str, column: str, meaning: str, compute: Compute | None = None, headline: int | None = None
 ) -> MetricSpec:
@@ -288,6 +296,7 @@ ROWS = (
     _timed("combine_inter_s", "combine inter", "of combine_s, what crosses between nodes"),
     _timed(EXCHANGE, "exchange", "seconds per step: dispatch and combine together",
         _seconds(DISPATCH, COMBINE), headline=2),
+    _timed(AROUND, "attention + exchange", "seconds per step: attention, dispatch and combine together", _around),
     _timed("sums_s", "gradient sums", "seconds per step: summing the gradients of replicas, and sending weights"),
     _timed("moves_s", "moves", "seconds per step: experts that change their owner, with their optimizer state"),
     _timed("moe_s", "MoE", "seconds per step: the forward pass of MoE layers whose exchanges and experts overlap",

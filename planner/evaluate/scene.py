@@ -74,16 +74,19 @@ class Scene:
         passes: Passes | None = None,
         linked: Bools | None = None,
         counter: Counter | None = None,
+        padded: bool = False,
     ) -> Self:
         """The scene of a trace whose units in each part, `[U]`, run in steps of a size where none were recorded.
 
         A profile times the parts of a step, without one the cluster's links, where it has any. The model is the trace's
-        unless given; `linked` and `counter` are as `fitted` and `counter` of `SampleCounts`.
+        unless given; `linked`, `counter` and `padded` are as `fitted` and others of `SampleCounts`.
         """
         model = source.meta.model if model is None else model
         samples = None
         if isinstance(index, SampleIndex):
-            samples = SampleCounts(source, index, linked, cluster, phases=phases or None, counter=counter)
+            samples = SampleCounts(
+                source, index, linked, cluster, phases=phases or None, counter=counter, padded=padded
+            )
         cohorts = [index.cohort(part_U, num_devices=cluster.num_devices, size=size) for part_U in parts]
         of_counts = isinstance(source, CountTrace)
         paired = samples is None and of_counts and by_pairs(cohorts, model)

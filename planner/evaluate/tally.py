@@ -44,6 +44,8 @@ class Ports:
     #: `[B, L, D]`; or `[B, 1, D]` where tokens are at home before every layer
     tokens: Ints
     contexts: Ints
+    #: Calls of attention on each device before the layer, one a length there, int64 `[B, L, D]`; None: one each
+    calls: Ints | None = None
 
     @property
     def combined(self) -> Ints:
@@ -113,7 +115,8 @@ class Tally:
             combine = None if at_home else np.zeros(dispatch.shape, np.int64)
             tokens, contexts = np.zeros((2, shape[0], 1 if at_home else shape[1], devices), np.int64)
             kept = np.zeros((*shape[:2], 1 if at_home else 2, devices), np.int64)
-            traffic = Ports(dispatch, combine, kept, tokens, contexts)
+            calls = np.zeros(shape, np.int64) if journey.dispatch_model == "migrating" else None
+            traffic = Ports(dispatch, combine, kept, tokens, contexts, calls)
         if journey.capacity_factor is not None:
             check_cells("pairs under --capacity-factor", cluster, **lengths, experts=placement.num_experts)
             sent = np.zeros((*shape, placement.num_experts), np.int32)

@@ -73,8 +73,10 @@ class SampleCounts:
         *,
         phases: Collection[str] | None = None,
         counter: "Counter | None" = None,
+        padded: bool = False,
     ) -> None:
         self.trace, self.index, self.cluster, self.phases = trace, index, cluster, phases
+        self.padded = padded  #: Whether a device's samples attend in a batch, padded to its longest
         self.fitted = np.zeros(len(index.sample), np.bool_) if fitted is None else fitted
         self.experts: NDArray[np.int32] | None = None  #: Pairs of each sample with every expert, `[I, L, E]`
         self._counter, self._known = counter or walk_samples, list[SampleTraffic]()
@@ -211,8 +213,13 @@ def sample_tally(counts: SampleCounts | None, journey: "Journey", cohort: Cohort
         tally.loads[:, layer] = np.add.reduceat(traffic.pairs[place, layer], first_B, dtype=np.int64)
         if tally.sent is not None and counts.experts is not None:
             np.add.at(tally.sent[:, layer], (step, device_LI[layer]), counts.experts[place, layer])
-        np.add.at(tally.ports.tokens[:, layer], (step, device_LI[layer]), index.unit_tokens[place])
-        np.add.at(tally.ports.contexts[:, layer], (step, device_LI[layer]), index.contexts[place])
+        for table, of_layer in zip(
+            (tally.ports.tokens, tally.ports.contexts, tally.ports.calls),
+            _attending(counts, place, step, device_LI[layer], tally.ports.tokens[:, layer].shape),
+            strict=True,
+        ):
+            if table is not None:
+                table[:, layer] = of_layer
         dispatch_BC2D, combine_BC2D = tally.ports.dispatch[:, layer], tally.ports.combined[:, layer, :, ::-1]
         exchanges = (
             (device_LI[layer], dispatch_BC2D, tally.between),
@@ -264,3 +271,21 @@ def _least_ports(ports: Ports, copies: NDArray[np.int32], first: Ints, cluster: 
         np.broadcast_to(one.mean(axis=-1, keepdims=True), one.shape) for one in (ports.tokens, ports.contexts)
     )
     return replace(mean, tokens=tokens, contexts=contexts)
+
+
+def _attending(counts: SampleCounts, place: Ints, step: Ints, device: Ints, shape: tuple[int, ...]) -> list[Ints]:
+    """Tokens, contexts and calls of attention on every device in every step, `[B, D]` each, of samples `[I]` there.
+
+    Samples of one length attend in one call. Padded ones do so all together, each as long as the longest.
+    """
+    tokens_I, contexts_I = counts.index.unit_tokens[place], counts.index.contexts[place]
+    held, tokens, contexts = np.zeros((3, *shape), np.int64)
+    np.add.at(held, (step, device), 1)
+    if counts.padded:
+        np.maximum.at(tokens, (step, device), tokens_I)
+        np.maximum.at(contexts, (step, device), contexts_I)
+        return [held * tokens, held * contexts, np.minimum(held, 1)]
+    np.add.at(tokens, (step, device), tokens_I)
+    np.add.at(contexts, (step, device), contexts_I)
+    alike = np.unique(np.stack([step * shape[1] + device, tokens_I]), axis=1)[0]
+    return [tokens, contexts, np.bincount(alike, minlength=held.size).reshape(shape)]

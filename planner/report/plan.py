@@ -27,6 +27,7 @@ SECONDS = [spec.name for spec in METRICS.values() if spec.unit == "seconds"]
 OBJECTIVES = {
     "link_cost": ("a re-homing costs, in copies inside a node,", ",.1f"),
     "exchange_s": ("the exchanges of a layer take", "s"),
+    "layer_s": ("attention and exchanges of a layer take", "s"),
     "busiest_cost": ("the busiest port carries, in copies inside a node,", ".1f"),
     "moe_s": ("MoE layers take, per step,", "s"),
     "balance": ("busiest device over the mean, all fitted loads together,", ".4f"),

@@ -13,6 +13,7 @@ from .auto import AutoParams
 from .eplb import EplbParams
 from .exflow import ExflowParams
 from .flexmoe import FlexmoeParams
+from .luffy import LuffyParams
 from .netmoe import NetmoeParams
 from .pipemoe import PipemoeParams
 
@@ -35,6 +36,7 @@ STRATEGIES = {
     "pipemoe": Row(PipemoeParams, f"{__package__}.pipemoe.strategy"),
     "netmoe": Row(NetmoeParams, f"{__package__}.netmoe.strategy"),
     "flexmoe": Row(FlexmoeParams, f"{__package__}.flexmoe.strategy"),
+    "luffy": Row(LuffyParams, f"{__package__}.luffy.strategy"),
     "eplb": Row(EplbParams, f"{__package__}.eplb.strategy"),
     "contiguous": Row(PlacementParams, f"{__package__}.placement"),
 }

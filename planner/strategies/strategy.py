@@ -11,7 +11,7 @@ from ...solvers.outcome import Outcome
 from ...traces.counts import Counts
 from ..document import Section, Table
 from ..evaluate.evaluate import Evaluated
-from ..evaluate.journey import Contender, Journey, passes_of
+from ..evaluate.journey import Contender, Journey, pads_in, passes_of
 from ..evaluate.metrics import copies_metric
 from ..evaluate.scene import BACKWARD, Passes, Scene
 from ..params import Params, flags_of, option_of
@@ -80,6 +80,10 @@ class Strategy:
         if task.base is not None and task.base.decisions.pipeline is not None:
             return passes_of(task.base)
         return Passes(BACKWARD, full_duplex=False) if task.use == "training" else None
+
+    def pads(self, task: "Task") -> bool:
+        """Check whether attention pads the samples of a device, as the base's policy says."""
+        return task.base is not None and pads_in(task.base)
 
     def count(self, task: "Task") -> Counts:
         """Counts of the fitted units, from which placements are made."""

@@ -65,4 +65,4 @@ def _forward(model: LanguageModel, batch: Batch, way: Coherent) -> Forwarded:
         held = way.through(layer, attend_contexts(layer.attention, q, kv_G2, held, contexts), contexts)
         cache_bytes = max(cache_bytes, kv_G2.numel() * kv_G2.element_size())
     logits_TV = model.head(model.norm(way.home(held, contexts.source[held.token]).x))
-    return Forwarded(padded(logits_TV, real_BS), way.traffic, cache_bytes)
+    return Forwarded(padded(logits_TV, real_BS), len(logits_TV), way.traffic, cache_bytes)

@@ -41,6 +41,7 @@ class Forwarded:
     """The result of a forward on this rank."""
 
     logits: Tensor  #: `[B, S, V]`; of the samples that ended here where they move
+    tokens: Tensor | int  #: The number of these, padding left out
     traffic: Traffic | None = None  #: What this rank sent; None: what its routed blocks say
     #: The most bytes of keys and values held at once; None where the model keeps its own
     cache_bytes: int | None = None

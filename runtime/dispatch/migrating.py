@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from ..engine.layer import ParallelExperts
 from ..engine.traffic import Traffic
 from ..engine.uncompiled import uncompiled
 from ..gradients import heed_wrapper
-from ..migrating.homes import Guests, Homes, SamplePolicy
+from ..migrating.homes import Guests, Homes, SamplePolicy, start_of
 from ..models.protocols import LanguageModel, Layer
 from ..plan import Plan
 from .dispatch import Batch, Forwarded, padded, refuse_inputs, view_of_whole
@@ -70,9 +71,10 @@ class MigratingDispatch:
         whole = view_of_whole(model, "migrating dispatch")
         width, real_BS = _common_width(batch, group), batch.real
         contexts = Contexts.gather(batch.samples, real_BS.sum(dim=1), group)
-        guests, traffic, ordinal = Guests.of(contexts, contexts.rank.cpu().numpy()), Traffic(), 0
+        guests, ordinal = Guests.of(contexts, start_of(self.policy, contexts)), 0
         seed_I = _seeds(whole, batch.samples, contexts)
-        x_TM = whole.embed(batch.tokens[real_BS])
+        token_T, traffic = _started(batch.tokens, real_BS, guests, width, moves=self.policy.law is not None)
+        x_TM = whole.embed(token_T)
         for depth, layer in enumerate(whole.layers):
             position_T, seeds = contexts.position[guests.token], [seed_I[i] + depth for i in guests.here if seed_I]
             x_TM = x_TM + attended(layer.attention, layer.attention_norm(x_TM), position_T, guests.lengths, seeds)
@@ -84,7 +86,7 @@ class MigratingDispatch:
         self._guests = guests
         padding = contexts.first[-1] < len(guests.home) * width
         real_CS = guests.follow(real_BS) if padding else real_BS.new_ones(len(guests.here), width)
-        return Forwarded(padded(whole.head(whole.norm(x_TM)), real_CS), traffic)
+        return Forwarded(padded(whole.head(whole.norm(x_TM)), real_CS), len(guests.token), traffic)
 
     def call(self, _model: nn.Module, _args: tuple[Any, ...], inputs: Mapping[str, Any]) -> NoReturn:
         """Refuse: the model itself is not called."""
@@ -102,6 +104,18 @@ class MigratingDispatch:
         )
 
 
+def _started(tokens_BS: Tensor, real_BS: Tensor, guests: Guests, width: int, *, moves: bool) -> tuple[Tensor, Traffic]:
+    """The tokens of the samples that are here before the first layer, and what was sent to bring them there."""
+    if not moves:
+        return tokens_BS[real_BS], Traffic()
+    rows = [one if len(one) else one.new_zeros(0, width) for one in (tokens_BS, real_BS)]
+    tokens_CS, real_CS = (guests.follow(one) for one in rows)
+    rank = dist.get_rank(guests.contexts.group)
+    leaving = int((guests.home_on_device[guests.contexts.rank == rank] != rank).sum())
+    sent_bytes = leaving * width * sum(one.element_size() for one in rows)
+    return tokens_CS[real_CS], Traffic(ids_bytes=sent_bytes)
+
+
 def _delivered(
     layer: Layer, ordinal: int, x_TM: Tensor, guests: Guests, policy: SamplePolicy
 ) -> tuple[Tensor, Guests, Traffic]:
@@ -113,7 +127,8 @@ def _delivered(
     device_TK = experts.devices(ids_TK)
     homes = None
     if ordinal in policy.layers:
-        homes = Homes(policy, ordinal, *_counts(ids_TK, device_TK, experts, guests), guests.home, contexts.group)
+        counts, length_I = _counts(ids_TK, device_TK, experts, guests), np.diff(contexts.first)
+        homes = Homes(policy, ordinal, *counts, guests.home, length_I, contexts.group)
 
     @functools.cache
     def after() -> Guests:

@@ -23,7 +23,7 @@ class StandardDispatch:
     def forward(self, model: nn.Module, batch: Batch, _group: dist.ProcessGroup | None) -> Forwarded:
         """Logits `[B, S, V]` of this rank's samples."""
         output = model(batch.tokens) if batch.mask is None else model(batch.tokens, attention_mask=batch.mask)
-        return Forwarded(getattr(output, "logits", output))
+        return Forwarded(getattr(output, "logits", output), batch.real.sum())
 
     def call(self, model: nn.Module, args: tuple[Any, ...], inputs: Mapping[str, Any]) -> Any:
         """The model's own return value, unchanged."""

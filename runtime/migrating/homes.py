@@ -20,7 +20,8 @@ from torch import Tensor
 
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
-from ...solvers import netmoe
+from ...solvers.luffy import Attention, Law, first_homes
+from ...solvers.rehoming import compile_rehoming, fault, rehome
 from ..coherent.contexts import Contexts
 from ..engine.gather import Gather
 from ..engine.route import Route
@@ -70,6 +71,16 @@ class Guests:
         return arrived.view(rows.dtype).view(len(from_C), *rows.shape[1:])
 
 
+def start_of(policy: "SamplePolicy", contexts: Contexts) -> NDArray[np.int64]:
+    """The homes of samples before the first layer, int64 `[I]`: where they are given, unless attention counts."""
+    given_I: NDArray[np.int64] = contexts.rank.cpu().numpy()
+    if policy.law is None or not len(given_I):
+        return given_I
+    length_I = np.diff(contexts.first)
+    attention = Attention(policy.law, length_I, length_I**2)
+    return first_homes(policy.method, attention, given_I, policy.cluster.num_devices)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplePolicy:
     """A plan's sample policy, ready to be carried out."""
@@ -79,6 +90,7 @@ class SamplePolicy:
     predictor: Predictor | None
     cluster: Cluster
     copy_bytes: int | None  #: Of a hidden vector; None where it is not known
+    law: Law | None = None  #: Of attention, where it counts
 
     @classmethod
     def of(cls, plan: Plan, folder: Path | None) -> "SamplePolicy":
@@ -93,11 +105,18 @@ class SamplePolicy:
         """
         decided = plan.decisions.sample_policy
         assert decided is not None
-        if decided.method not in netmoe.METHODS:
-            raise UsageError(f"sample policy by {decided.method!r:.20}; expected {' or '.join(netmoe.METHODS)}")
+        if wrong := fault(decided.method, decided.attention):
+            raise UsageError(wrong)
         predictor = predictor_of(plan, folder)
-        netmoe.compile_rehoming(decided.method, plan.cluster)  # or the first step would wait for it
-        return cls(decided.method, frozenset(decided.layers), predictor, plan.cluster, plan.model.copy_bytes)
+        compile_rehoming(decided.method, decided.attention, plan.cluster)  # or the first step would wait for it
+        return cls(
+            decided.method,
+            frozenset(decided.layers),
+            predictor,
+            plan.cluster,
+            plan.model.copy_bytes,
+            decided.attention,
+        )
 
 
 class Homes:
@@ -111,6 +130,8 @@ class Homes:
         Of each sample here, ascending: copies to every device, and token-expert pairs with every expert.
     home_I
         Where the samples are now.
+    length_I
+        Their tokens.
 
     Attributes
     ----------
@@ -125,9 +146,10 @@ class Homes:
         copies_BD: Tensor,
         pairs_BE: Tensor,
         home_I: NDArray[np.int64],
+        length_I: NDArray[np.int64],
         group: dist.ProcessGroup | None,
     ) -> None:
-        self.policy, self.layer, self.home = policy, layer, home_I
+        self.policy, self.layer, self.home, self.length = policy, layer, home_I, length_I
         rows_BC = torch.cat([copies_BD, pairs_BE], dim=1).to(torch.int32)
         held, size = np.bincount(home_I, minlength=policy.cluster.num_devices).tolist(), policy.cluster.num_devices
         self.sent_bytes = (size - 1) * rows_BC.numel() * rows_BC.element_size()
@@ -151,12 +173,17 @@ class Homes:
         if not len(counts_IC):
             return self.home
         copies_ID, pairs_IE = counts_IC[:, :size], counts_IC[:, size:]
-        return netmoe.rehome(
+        following_ID = None if policy.predictor is None else policy.predictor.copies(self.layer, pairs_IE)
+        attention = None
+        if policy.law is not None:
+            attention = Attention(policy.law, self.length, self.length**2, follows=following_ID is not None)
+        return rehome(
             policy.method,
             copies_ID,
             pairs_IE.sum(axis=1),
             policy.cluster,
-            next_copies=None if policy.predictor is None else policy.predictor.copies(self.layer, pairs_IE),
+            attention=attention,
+            next_copies=following_ID,
             copy_bytes=policy.copy_bytes,
             bounded=False,
         ).device_of_sample

@@ -15,8 +15,6 @@ from ..cost import inter_ratio
 from ..ports import CLASSES, link_classes, sample_copies
 from .traffic import Traffic
 
-MAX_ROUNDS = 8
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Channels:
@@ -62,7 +60,7 @@ class Channels:
 
 
 def refine(traffic: Traffic, device_of_sample: Ints, capacity: Ints, channels: Channels) -> Ints:
-    """Homes `[I]` of a shorter time: swapped in pairs, and moved to free places, while the best partner gains.
+    """Homes `[I]` of a shorter time: moved to free places and swapped, while the best of these gains.
 
     Parameters
     ----------
@@ -71,18 +69,14 @@ def refine(traffic: Traffic, device_of_sample: Ints, capacity: Ints, channels: C
     capacity
         The most samples per device takes, `[D]`.
     """
-    from .swaps import swap
+    from .swaps import Held, shorten
 
-    device_I, num_samples, group = device_of_sample, len(device_of_sample), channels.cluster.devices_per_node
-    least = channels.total(traffic, device_I)
-    for _ in range(MAX_ROUNDS):
-        free_R = np.flatnonzero(np.bincount(device_I, minlength=len(capacity)) < capacity)
-        place_I = np.concatenate([device_I, free_R])
-        rows_XID = np.array([np.vstack([x, np.zeros((len(free_R), x.shape[1]))]) for x in traffic.exchanges])
-        time = swap(rows_XID, place_I, num_samples, group, channels.alpha, channels.beta)
-        if time >= least:
-            break
-        device_I, least = place_I[:num_samples], time
-        if not len(free_R):
-            break
+    device_I, none = device_of_sample.copy(), np.zeros(len(device_of_sample) + 1, np.int64)
+    held = Held(none.astype(np.float64), none, none, 0.0, False, capacity.astype(np.int64), 0)
+    shorten(rows_of(traffic), device_I, channels.cluster.devices_per_node, channels.alpha, channels.beta, held)
     return device_I
+
+
+def rows_of(traffic: Traffic) -> Floats:
+    """Copies of every exchange, `[X, I+1, D]`; the last sample is none."""
+    return np.array([np.vstack([x, np.zeros((1, x.shape[1]))]) for x in traffic.exchanges])

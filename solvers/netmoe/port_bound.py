@@ -52,7 +52,7 @@ def least_time(traffic: Traffic, capacity: Ints, channels: Channels) -> PortBoun
     for _ in range(STEPS):
         weight_XC2D = np.exp(score_XC2D - score_XC2D.max(axis=(1, 2, 3), keepdims=True))
         weight_XC2D /= weight_XC2D.sum(axis=(1, 2, 3), keepdims=True)
-        cost_ID = (rows_XID @ _prices(weight_XC2D, channels)).sum(axis=0)
+        cost_ID = (rows_XID @ prices(weight_XC2D, channels)).sum(axis=0)
         device_I = balanced_assignment(cost_ID, capacity)
         start = float((channels.alpha @ weight_XC2D.sum(axis=(2, 3)).T).sum())
         value = start + float(cost_ID[np.arange(len(cost_ID)), device_I].sum())
@@ -65,7 +65,7 @@ def least_time(traffic: Traffic, capacity: Ints, channels: Channels) -> PortBoun
     return best
 
 
-def _prices(weight_XC2D: Floats, channels: Channels) -> Floats:
+def prices(weight_XC2D: Floats, channels: Channels) -> Floats:
     """The weighted seconds of a copy with device e (first) of a sample on device d, `[X, D, D]`."""
     every_D = np.arange(channels.cluster.num_devices)
     node_D = every_D // channels.cluster.devices_per_node

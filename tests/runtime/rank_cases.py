@@ -27,6 +27,7 @@ class Case:
     slots: tuple[int, ...]
     batches: tuple[int, ...]
     nodes: int = 1
+    links: tuple[str, ...] = ()
     top_k: int = 2
     rule: str = "nearest"
     length: int = 7
@@ -67,7 +68,7 @@ class Case:
             decisions["pipeline"] = PipelineDecision(
                 forward=self.forward, backward=self.backward, shares=self.shares, capacity_factor=self.capacity_factor
             )
-        cluster = Cluster(self.nodes, len(self.slots) // self.nodes)
+        cluster = Cluster(self.nodes, len(self.slots) // self.nodes).linked(self.links)
         spec = replace(self.config.spec(), layer_ids=tuple(range(self.num_routed)))
         return made_plan(cluster, spec, self.placement(), seed=self.seed, **decisions)
 

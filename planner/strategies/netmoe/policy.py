@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....runtime.migrating.predictor import Predictor
+from ....runtime.plan import Metric
 from ....solvers import netmoe
 from ....solvers.arrays import Bools, Floats, Ints
 from ....solvers.placement import Placement
-from ...evaluate.evaluate import evaluate
+from ...evaluate.evaluate import Evaluated, evaluate, verdict
 from ...evaluate.homes import Rehoming
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.price import SOURCES
@@ -21,6 +22,11 @@ from ...evaluate.traffic import SampleTraffic
 from ...task import Task
 
 PLAN = "plan/migrating"
+# Simpler ways than a policy, where they are rivals of it, by the option that keeps the gain over the best of them.
+SIMPLER = {
+    "over_dealt": ("dealt/standard", "dealt by cost/standard"),
+    "over_netmoe": ("netmoe sum/migrating", "netmoe even/migrating", "netmoe bottleneck/migrating"),
+}
 TRIED = ("sum", "even", "bottleneck")  # where exchanges are timed and no method is asked for
 RIDGE = 0.03  # of the mean square of an expert's pairs
 
@@ -44,6 +50,22 @@ def tried(task: Task, predictor: Predictor | None) -> dict[str, float]:
     return {
         one.name: sum(one.metrics[name].value for name in SOURCES if name in one.metrics) for one in part.contenders
     }
+
+
+def over(metric: str, evaluated: Evaluated) -> dict[str, Metric | None]:
+    """The least gain of the plan over the simpler ways of each kind that stand beside it; None where it is not known.
+
+    By the options that keep it.
+    """
+    gains = dict[str, Metric | None]()
+    for name, labels in SIMPLER.items():
+        beside = [label for label in labels if label in evaluated.judged]
+        if not beside:
+            continue
+        known = metric in evaluated.judged[PLAN].value
+        found = (verdict(evaluated, metric, against=label).gain for label in beside) if known else ()
+        gains[name] = min(found, key=lambda gain: gain.value, default=None)
+    return gains
 
 
 def locality(task: Task) -> netmoe.Locality:

@@ -4,26 +4,28 @@ Legend: I samples; L MoE layers; D devices.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ....runtime.decisions import DispatchModel, SamplePolicyDecision
+from ....runtime.migrating.predictor import Predictor
 from ....runtime.plan import Plan
-from ....solvers.assignment import backend_of
-from ....solvers.netmoe import METHODS, compile_rehoming
+from ....solvers.luffy import Law
+from ....solvers.netmoe import compile_rehoming
 from ....solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ....traces.count_form import CountTrace
-from ...evaluate.evaluate import Evaluated, verdict
-from ...evaluate.homes import Rehoming, Totals, deal, stay
+from ...evaluate.evaluate import Evaluated
+from ...evaluate.homes import Dealing, Rehoming, Totals, stay
 from ...evaluate.journey import Contender, Journey, today
 from ...evaluate.metrics import COPIES, EXCHANGE, FAR_BYTES, NODE_COPIES
 from ...evaluate.scene import Scene
 from ...figures import percent
 from ...options import SamplePolicyOptions
+from ...params import Params
 from ...task import Task
 from ..strategy import Solution, Strategy, sidecar
 from . import NetmoeParams
-from .policy import PLAN, TRIED, fitted_predictor, locality, tried
+from .policy import PLAN, TRIED, fitted_predictor, locality, over, tried
 from .recheck import recheck
 from .sections import remarks, sections
 
@@ -46,6 +48,11 @@ class Netmoe(Strategy):
     remarks = staticmethod(remarks)
     sections = staticmethod(sections)
 
+    def variants(self, task: Task) -> Sequence[Params]:
+        """None where attention is timed, too: there luffy weighs it beside the exchanges."""
+        costs = task.scene.costs
+        return () if costs is not None and costs.attention is not None and costs.exchange else super().variants(task)
+
     def judged_on(self, scene: Scene, dispatch_model: DispatchModel) -> str:
         """Seconds of both exchanges; where nothing times them, bytes between nodes, copies where bytes are not known;
         on one node copies between devices.
@@ -67,21 +74,7 @@ class Netmoe(Strategy):
             task.say(f"trying {', '.join(TRIED)} on the fitted steps")
             tried_s = tried(task, predictor)
             method = min(TRIED, key=lambda one: tried_s[one])
-        index = locality(task)
-        task.say(
-            f"locality index {percent(index.share, 1)}: no homes save a larger share; re-homing the samples online"
-        )
-        named, sidecars = sidecar("predictor", None if predictor is None else predictor.to_bytes())
-        layers = tuple(range(task.model.num_layers))
-        decision = SamplePolicyDecision(method=method, layers=layers, predictor=named)
-        options = SamplePolicyOptions(
-            copies="pairs" if isinstance(task.source, CountTrace) else "devices",
-            blind_copies=index.blind,
-            least_copies=index.least,
-            asked=asked is not None,
-            tried_s=tried_s,
-        )
-        return Solution(decision, options, _outcome(Totals(), method, compiled_s), sidecars=sidecars)
+        return policy_of(task, method, predictor, compiled_s, asked=asked is not None, tried_s=tried_s)
 
     def bound(self, journey: Journey) -> Journey:
         """Journey with the least copies that any homes leave to each port."""
@@ -101,39 +94,63 @@ class Netmoe(Strategy):
         assert isinstance(journey.homes, Rehoming)
         rows = [own.named("oracle", homes=replace(journey.homes, oracle=True, bounded=None))]
         if journey.homes.predictor is not None:
-            rows.append(own.named("unpredicted", homes=Rehoming(journey.homes.method)))
+            rows.append(own.named("unpredicted", homes=replace(journey.homes, predictor=None, bounded=None)))
         if task.base is not None and task.base.decisions.names:
             rows.append(own.named("base", dispatch_model="standard", homes=stay))
         if plan.placement is not None:
             in_order = today(plan.model, plan.cluster, journey.placement.slots).journey.placement
             predictor = None if journey.homes.predictor is None else fitted_predictor(task, in_order)
-            rehoming = Rehoming(journey.homes.method, predictor)
+            rehoming = replace(journey.homes, predictor=predictor, bounded=None)
             rows.append(own.named("contiguous", placement=in_order, homes=rehoming))
-        return [*rows, own.named("dealt", dispatch_model="standard", homes=deal)]
+        return [*rows, own.named("dealt", dispatch_model="standard", homes=Dealing())]
 
     def finished(self, task: Task, solution: Solution, evaluated: Evaluated) -> Solution:
-        """The solution with what was reached on the fitted steps, and what dealing samples by length leaves of it."""
+        """The solution with what was reached on the fitted steps, and what simpler ways leave of its gain."""
         assert isinstance(solution.decision, SamplePolicyDecision)
-        over = verdict(evaluated, self.judged_on(task.scene, "migrating"), against="dealt/standard").gain
-        totals = evaluated.homes[PLAN][0].totals
         return replace(
             solution,
-            options=solution.options.model_copy(update={"over_dealt": over}),
-            outcome=_outcome(totals, solution.decision.method, solution.outcome.compiled_s),
+            options=solution.options.model_copy(update=over(self.judged_on(task.scene, "migrating"), evaluated)),
+            outcome=reached(evaluated.homes[PLAN][0].totals, solution.outcome.compiled_s),
         )
 
 
-def _outcome(totals: Totals, method: str, compiled_s: float) -> Outcome:
+def policy_of(
+    task: Task,
+    method: str,
+    predictor: Predictor | None,
+    compiled_s: float,
+    *,
+    asked: bool,
+    tried_s: Mapping[str, float] | None = None,
+    law: Law | None = None,
+) -> Solution:
+    """The solution that is a policy, with the locality index; its outcome is known once it was judged."""
+    index = locality(task)
+    task.say(f"locality index {percent(index.share, 1)}: no homes save a larger share; re-homing the samples online")
+    named, sidecars = sidecar("predictor", None if predictor is None else predictor.to_bytes())
+    layers = tuple(range(task.model.num_layers))
+    decision = SamplePolicyDecision(method=method, layers=layers, predictor=named, attention=law)
+    options = SamplePolicyOptions(
+        copies="pairs" if isinstance(task.source, CountTrace) else "devices",
+        blind_copies=index.blind,
+        least_copies=index.least,
+        asked=asked,
+        tried_s=tried_s or {},
+    )
+    return Solution(decision, options, reached(Totals(), compiled_s), sidecars=sidecars)
+
+
+def reached(totals: Totals, compiled_s: float) -> Outcome:
     """The mean over the re-homings of the fitted steps of what was reached, next layers as predicted."""
     value, bound = (total / max(totals.layers, 1) for total in (totals.value, totals.bound))
     outcome = Outcome.of(
         status=Status.FEASIBLE,
-        objective=Objective(totals.name or "link_cost", value, "min"),
+        objective=Objective(totals.name, value, "min"),
         bound=bound,
-        bound_kind="weighted ports" if METHODS[method].goal == "bottleneck" else "transportation",
+        bound_kind=totals.bound_kind,
         proven=value <= bound * (1 + ROUNDING),
         started=time.perf_counter() - totals.wall_s,
-        backend=backend_of(METHODS[method].assignment),
+        backend=totals.backend,
     )
     return replace(outcome, compiled_s=compiled_s)
 

@@ -24,12 +24,15 @@ from moeplan.runtime.engine.experts import routed_blocks
 from moeplan.runtime.migrating.homes import SamplePolicy
 from moeplan.runtime.migrating.predictor import Predictor
 from moeplan.runtime.plan import Plan
+from moeplan.solvers.luffy import Law
 from tests.runtime.models.huggingface_models import make_model
 from tests.runtime.plans import made_plan
 from tests.runtime.rank_cases import Case
 from tests.runtime.worlds import own, refusal_of
 
 EXPERTS, VOCABULARY = 8, 50
+LINKS = ("intra=0.1:2", "inter=0.01:5")
+LAW = Law(1e-6, 1e-6, 1e-8)
 
 
 class SigmoidRouter(Router):
@@ -59,6 +62,7 @@ class Moving(Case):
     nodes: int = 2
     gradients: bool = True
     method: str = "sum"
+    law: Law | None = None
     layers: tuple[int, ...] = (0, 1, 2)
     predicted: bool = False
     padding: str = ""  # "right", "left" or "holes"
@@ -83,7 +87,7 @@ class Moving(Case):
         return model
 
     def plan(self, **decisions: Any) -> Plan:
-        policy = SamplePolicyDecision(method=self.method, layers=self.layers)
+        policy = SamplePolicyDecision(method=self.method, layers=self.layers, attention=self.law)
         return super().plan(sample_policy=policy, **decisions)
 
     def policy(self) -> SamplePolicy:
@@ -92,7 +96,7 @@ class Moving(Case):
             shape = (self.num_routed - 1, EXPERTS, len(self.slots))
             predictor = Predictor(np.random.default_rng(self.seed).random(shape, np.float32))
         copy_bytes = plan.model.copy_bytes
-        return SamplePolicy(self.method, frozenset(self.layers), predictor, plan.cluster, copy_bytes)
+        return SamplePolicy(self.method, frozenset(self.layers), predictor, plan.cluster, copy_bytes, self.law)
 
     def mask(self) -> torch.Tensor:
         """Where they are tokens, `[I, S]`; the last sample of several has none where there are holes."""
@@ -124,6 +128,7 @@ class Answers:
 
     moved: list[Moved]
     losses: list[float]
+    weighed: list[float]  #: By `loss_scale` of mean losses, samples of unequal number and length
     refusals: list[str]
 
 
@@ -131,7 +136,10 @@ def run_cases(world: World, work: tuple[Sequence[Moving], Sequence[str], Moving 
     """What this rank has of cases, families and, in training, of another case."""
     cases, families, training = work
     moved = [_moved(world.rank, case) for case in cases] + [_family(world.rank, family) for family in families]
-    return Answers(moved, *([], []) if training is None else (_trained(world, training), _refusals(world)))
+    if training is None:
+        return Answers(moved, [], [], [])
+    free = free_of(training)
+    return Answers(moved, _trained(world, training), _trained(world, free, weighed=True), _refusals(world))
 
 
 def _moved(rank: int, case: Moving) -> Moved:
@@ -172,15 +180,25 @@ def loss_of(logits_BSV: torch.Tensor, tokens_BS: torch.Tensor, mask_BS: torch.Te
     return functional.cross_entropy(logits_BSV[mask_BS], labels[mask_BS], reduction="sum") / 50
 
 
-def _trained(world: World, case: Moving) -> list[float]:
-    """The mean loss over ranks of every step, by public calls alone."""
+def free_of(case: Moving) -> Moving:
+    """The case with lengths of up to 17 tokens, and homes that give ranks unequal numbers of samples."""
+    law = replace(LAW, numbers="free")
+    return replace(case, method="joint", law=law, links=LINKS, batches=(1, 4, 2, 3), length=17, steps=5)
+
+
+def _trained(world: World, case: Moving, *, weighed: bool = False) -> list[float]:
+    """The mean loss over ranks of every step, by public calls alone; `weighed`: of means over a rank's tokens."""
     mine, losses = own(case.batches, world.rank), []
     spread = parallelize(case.model(), case.plan())
     model, optimizer = DistributedDataParallel(spread), torch.optim.AdamW(spread.parameters(), lr=3e-3)
     for step in range(case.steps):
         tokens, mask = case.tokens(step)[mine], case.mask()[mine]
         optimizer.zero_grad()
-        loss = loss_of(model(tokens, case.samples(step)[mine], mask), spread.follow(tokens), spread.follow(mask))
+        logits = model(tokens, case.samples(step)[mine], mask)
+        here = spread.follow(mask)
+        loss = loss_of(logits, spread.follow(tokens), here)
+        if weighed:
+            loss = loss / max(int(here.sum()), 1) * spread.loss_scale
         torch.autograd.backward(loss)
         optimizer.step()
         total = loss.detach().clone()

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from moeplan.planner.demo.model import MoELanguageModel
+from moeplan.solvers.luffy import Attention, first_homes
 from tests.runtime.migrating.migrating_cases import EXPERTS, VOCABULARY, Moved, Moving, loss_of
 from tests.runtime.test_parallel import device_of
 from tests.runtime.worlds import Watched
@@ -42,8 +43,8 @@ def reference(case: Moving) -> Reference:
     return Reference(together.detach().numpy(), ids, gradients)
 
 
-def trained(case: Moving) -> list[float]:
-    """The losses of training in one process, sample by sample, over the number of ranks."""
+def trained(case: Moving, *, weighed: bool = False) -> list[float]:
+    """The losses of training in one process, sample by sample, over the number of ranks; `weighed`: of tokens."""
     model, losses = case.model(), []
     watched, optimizer = Watched(model), torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(case.steps):
@@ -51,7 +52,7 @@ def trained(case: Moving) -> list[float]:
         tokens, mask = case.tokens(step), case.mask()
         logits = torch.zeros(*tokens.shape, VOCABULARY, dtype=torch.float64)
         logits[mask] = torch.cat([alone(model, sample[real]) for sample, real in zip(tokens, mask, strict=True)])
-        loss = loss_of(logits, tokens, mask) / len(case.slots)
+        loss = loss_of(logits, tokens, mask) / (int(mask.sum()) if weighed else len(case.slots))
         torch.autograd.backward(loss)
         optimizer.step()
         losses.append(loss.item())
@@ -111,5 +112,14 @@ def counts(case: Moving, layer: int, home: np.ndarray) -> tuple[np.ndarray, np.n
     return copies, pairs
 
 
-def starts(case: Moving) -> np.ndarray:
+def given(case: Moving) -> np.ndarray:
+    """The rank that each sample is given to."""
     return np.repeat(np.arange(len(case.batches)), case.batches)
+
+
+def starts(case: Moving) -> np.ndarray:
+    """The rank that each sample is on before the first layer; where attention counts, the one with least of it yet."""
+    if case.law is None or case.method == "paper":
+        return given(case)
+    tokens = case.mask().sum(dim=1).numpy()
+    return first_homes(case.method, Attention(case.law, tokens, tokens**2), given(case), len(case.slots))

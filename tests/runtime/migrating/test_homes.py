@@ -57,12 +57,16 @@ def solve_all(world: World, homes: Sequence[list[int]]) -> list[Any]:
         for method in netmoe.METHODS:
             for predicted in (True, False):
                 asked = policy(method, predicted=predicted)
-                solving = Homes(asked, LAYER, copies[here], pairs[here], home.astype(np.int64), None)
+                solving = Homes(
+                    asked, LAYER, copies[here], pairs[here], home.astype(np.int64), np.ones(len(home), np.int64), None
+                )
                 answers.append((solving.result(), solving.sent_bytes))
     broken = replace(policy("sum", predicted=False), method="no such method")
     copies, pairs = counts(4)
     for _ in range(2):
-        failing = Homes(broken, LAYER, copies[[world.rank]], pairs[[world.rank]], np.arange(4), None)
+        failing = Homes(
+            broken, LAYER, copies[[world.rank]], pairs[[world.rank]], np.arange(4), np.ones(4, np.int64), None
+        )
         for _ in range(2):
             with pytest.raises(KeyError, match="no such method"):
                 failing.result()

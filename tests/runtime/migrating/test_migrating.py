@@ -10,19 +10,24 @@ import torch
 
 from moeplan.runtime.engine.owners import owners_of
 from moeplan.runtime.engine.traffic import Traffic
-from moeplan.solvers import netmoe
+from moeplan.solvers.luffy import Attention
+from moeplan.solvers.rehoming import rehome
 from tests.runtime.migrating.migrating_cases import (
     EXPERTS,
+    LAW,
+    LINKS,
     Answers,
     Moved,
     Moving,
     family_batch,
     family_model,
+    free_of,
     run_cases,
 )
 from tests.runtime.migrating.migrating_reference import (
     counts,
     devices_of,
+    given,
     homes,
     in_order,
     reference,
@@ -48,6 +53,21 @@ CASES = {
     "replicas, nearest": Moving(slots=(4, 2, 3, 3), seed=12),
     "unequal slots": Moving(slots=(1, 4, 0, 3), predicted=True, seed=13),
     "one sample": Moving(batches=(0, 1, 0, 0), seed=14),
+    "joint": Moving(
+        method="joint", law=LAW, links=LINKS, batches=(4, 4, 4, 4), predicted=True, padding="right", length=16, seed=25
+    ),
+    "joint, free": Moving(
+        method="joint",
+        law=replace(LAW, numbers="free", batches="padded"),
+        links=LINKS,
+        predicted=True,
+        padding="left",
+        length=16,
+        seed=26,
+    ),
+    "LUFFY's paper": Moving(
+        method="paper", law=replace(LAW, numbers="free"), links=LINKS, predicted=True, padding="right", seed=27
+    ),
     "an empty rank": Moving(batches=(5, 0, 3, 1), predicted=True, seed=15),
     "no sample at all": Moving(batches=(0, 0, 0, 0), seed=16),
     "in chunks": Moving(forward=(3, 3, 3), predicted=True, padding="right", seed=17),
@@ -139,11 +159,16 @@ def test_homes_are_those_that_the_policy_solves_for(name: str, answers: ByCase) 
             following = None
             if policy.predictor is not None and layer + 1 < case.num_routed:
                 following = np.maximum(pairs @ np.rint(policy.predictor.per_pair[layer] * 2.0**20), 0) / 2**20
-            home = netmoe.rehome(
+            attention = None
+            if case.law is not None:
+                tokens = case.mask().sum(dim=1).numpy()
+                attention = Attention(case.law, tokens, tokens**2, layer + 1 < case.num_routed)
+            home = rehome(
                 case.method,
                 copies,
                 pairs.sum(axis=1),
                 policy.cluster,
+                attention=attention,
                 next_copies=following,
                 copy_bytes=policy.copy_bytes,
                 bounded=False,
@@ -180,6 +205,8 @@ def test_traffic_is_what_a_naive_recount_of_the_routing_gives(name: str, answers
                     beside[device] += 4
         if layer in case.layers and case.padding != "holes":
             beside += np.bincount(places[layer], minlength=size) * (size - 1) * 4 * (size + EXPERTS)
+    if case.law is not None:  # tokens and mask before the first layer
+        np.add.at(beside, given(case), (starts(case) != given(case)) * case.length * 9)
     for rank, answer in enumerate(answers[name]):
         assert answer.traffic.copies == sent[rank]
         assert answer.traffic.payload_bytes == sent[rank] * 16 * 8
@@ -214,6 +241,15 @@ def test_losses_under_a_policy_replicas_and_degrees_are_those_of_one(worlds: dic
     for rank in worlds[4]:
         np.testing.assert_allclose(rank.losses, expected, rtol=1e-9)
     assert expected[-1] < 0.95 * expected[0]
+
+
+def test_weighed_losses_of_unequal_numbers_of_samples_are_the_mean_over_all_tokens(
+    worlds: dict[int, list[Answers]],
+) -> None:
+    expected = trained(free_of(TRAINED), weighed=True)
+    for rank in worlds[4]:
+        np.testing.assert_allclose(rank.weighed[:3], expected[:3], rtol=1e-12)
+        np.testing.assert_allclose(rank.weighed, expected, rtol=1e-9)
 
 
 def test_what_cannot_be_carried_out_is_told_on_every_rank(worlds: dict[int, list[Answers]]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from moeplan.errors import MoeplanError
 from moeplan.planner.certify import certify
 from moeplan.planner.evaluate.evaluate import evaluate
-from moeplan.planner.evaluate.homes import Homes, Rehoming, deal, stay
+from moeplan.planner.evaluate.homes import Dealing, Homes, Rehoming, stay
 from moeplan.planner.evaluate.journey import Contender, Journey
 from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.splits import Cohort
@@ -162,7 +162,7 @@ def test_dealt_gives_the_longest_sample_left_to_the_device_with_fewest_tokens(
     count, uncounted = len(dealt), cast(SampleCounts, None)
     step = np.array([0, 0, 0, 0, 0, 0, -1])[:count]
     cohort = Cohort(np.arange(count), np.array(lengths), np.full(count, 2), step)
-    device_LI = deal(uncounted, contiguous.solve(2, 6, Cluster(1, devices)).placement, cohort).device
+    device_LI = Dealing()(uncounted, contiguous.solve(2, 6, Cluster(1, devices)).placement, cohort).device
     assert device_LI.tolist() == [dealt] * 3
 
 

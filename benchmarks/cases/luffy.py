@@ -1,0 +1,233 @@
+"""LUFFY's homes of samples: attention and exchange together, beside dealing, NetMoE and the paper's algorithm.
+
+Held out, whole runs, homes found online, the next layer predicted. Links are described; attention is that of an H100's
+matrix products at 750 TFLOP/s, which were measured, and of scores at 350 TFLOP/s, which is assumed.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from moeplan.planner.demo.model import Attention as Embedded
+from moeplan.planner.demo.model import ModelConfig
+from moeplan.planner.request import Request
+from moeplan.planner.solve import solve
+from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.description import describe
+from moeplan.profilers.fits.laws import least_relative
+from moeplan.profilers.profile import load, save
+from moeplan.runtime.coherent.attention import attended
+from moeplan.solvers import luffy
+from moeplan.traces.importers import import_trace
+
+from ..race import cpu_s
+from ..routing import GPT_OSS, OLMOE
+from ..study import Row, Settings, Study
+
+SAVED = "attention + exchange saved, %"
+FAST = ("intra=400:2", "inter=100:5")
+SIZES: dict[str, dict[str, Any]] = {
+    GPT_OSS: {"hidden_size": 2880, "dtype_bytes": 2},
+    OLMOE: {"hidden_size": 2048, "dtype_bytes": 2, "top_k": 8},
+}
+ATTENTION = {GPT_OSS: "71:23@2880", OLMOE: "45:12@2048"}
+PACKED, PADDED = ("packed", "equal"), ("padded", "free")
+GENERATED = {"250 tokens": (250, 0.8), "4,000 tokens": (4000, 1.0)}  # mean length, sigma of its logarithm
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A trace on a cluster, in steps of so many samples."""
+
+    name: str
+    source: Path | None  #: None: generated
+    cluster: str
+    samples: int
+    how: tuple[str, str] = PACKED  #: Batches of attention, and numbers of samples on devices
+
+    def plan(self, folder: Path) -> Any:
+        """The plan of the trace, by the product itself."""
+        sizes: dict[str, Any] = {"hidden_size": 2880, "dtype_bytes": 2, "top_k": 2}
+        attention, source = ATTENTION[GPT_OSS], self.source
+        if source is None:
+            source = folder / "generated.npz"
+            counts, length = _generated(*GENERATED[self.name])
+            np.savez(source, counts=counts, n_tokens=length)
+        else:
+            key = next(one for one in SIZES if str(source).endswith(one))
+            sizes, attention = SIZES[key], ATTENTION[key]
+        import_trace(source, folder / "trace", **sizes)
+        links = FAST if Cluster.parse(self.cluster).num_nodes > 1 else FAST[:1]
+        save(describe(self.cluster, links, attention), folder / "profile.json")
+        batches, numbers = self.how
+        request = Request.of(
+            strategy="luffy",
+            trace=str(folder / "trace"),
+            cluster=load(folder / "profile.json").cluster,
+            profile=folder / "profile.json",
+            samples_per_step=self.samples,
+            batches=batches,
+            numbers=numbers,
+        )
+        return solve(request)
+
+
+def _generated(mean: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
+    """Counts and lengths of samples whose preferences among 16 experts are permuted from layer to layer."""
+    rng = np.random.default_rng(0)
+    length = np.maximum(np.rint(mean * rng.lognormal(-(sigma**2) / 2, sigma, 512)), 8).astype(np.int64)
+    share_IE = rng.dirichlet(np.full(16, 0.5 / 16), 512)
+    counts = np.zeros((512, 8, 16), np.uint16)
+    for layer in range(8):
+        share_IE = share_IE[:, rng.permutation(16)]
+        for sample, share_E in enumerate(share_IE):
+            counts[sample, layer] = rng.multinomial(2 * length[sample], share_E)
+    return counts, length
+
+
+def _rows(case: Case) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        plan = case.plan(Path(folder))
+    metrics = {one.name: one.metrics["attention_exchange_s"].value for one in plan.evaluation.judging.contenders}
+    today, outcome = plan.evaluation.judging.contenders[1].name, plan.outcome["sample_policy"]
+    name = f"{case.name}, {case.cluster}, {' '.join(case.how)}"
+    for contender, seconds in metrics.items():
+        more = {"gap, %": outcome.gap or 0.0} if contender == "plan" else {}
+        if contender != today:
+            yield Row(name, contender, quality=1 - seconds / metrics[today], more=more)
+
+
+def _cases(settings: Settings) -> list[Case]:
+    gpt, olmoe = settings.data / GPT_OSS, settings.data / OLMOE
+    real = [
+        Case("gpt-oss-20b", gpt, "2x4", 32),
+        Case("gpt-oss-20b", gpt, "1x8", 32),
+        Case("gpt-oss-20b", gpt, "2x8", 64),
+        Case("OLMoE-1B-7B", olmoe, "2x4", 32),
+    ]
+    padded = [Case(one.name, one.source, one.cluster, one.samples, PADDED) for one in real]
+    return real[:1] if settings.quick else real + padded
+
+
+def _made(settings: Settings) -> list[Case]:
+    cases = [Case(name, None, "2x4", 32, how) for name in GENERATED for how in (PACKED, ("packed", "free"), PADDED)]
+    return cases[:1] if settings.quick else cases
+
+
+def _speed(instance: tuple[str, int]) -> Iterator[Row]:
+    """Seconds of one re-homing, its bound left out."""
+    text, samples = instance
+    several = Cluster.parse(text).num_nodes > 1
+    cluster, rng = Cluster.parse(text, FAST if several else FAST[:1]), np.random.default_rng(0)
+    tokens = np.maximum(rng.lognormal(np.log(250), 0.8, samples), 1).astype(np.int64)
+    now, later = (tokens[:, None] * 2 * rng.dirichlet(np.full(cluster.num_devices, 0.3), samples) for _ in range(2))
+    copies, law = np.rint(now).astype(np.int64), luffy.Law(0.0, 71e-9, 23e-12)
+    luffy.compile_rehoming(cluster)
+    for batches in ("packed", "padded"):
+        attention = luffy.Attention(luffy.Law(0.0, law.token_s, law.square_s, batches), tokens, tokens**2)
+        call = partial(
+            luffy.rehome,
+            "joint",
+            copies,
+            copies.sum(axis=1),
+            cluster,
+            attention,
+            next_copies=later,
+            copy_bytes=5760.0,
+            bounded=False,
+        )
+        times = []
+        for _ in range(30):
+            started = cpu_s()
+            call()
+            times.append(cpu_s() - started)
+        yield Row(f"{samples} samples, {text}", batches, seconds=float(np.median(times)), least_s=min(times))
+
+
+def _attention(_: str) -> Iterator[Row]:
+    """Held-out error of the law on the runtime's own attention: batches of equal and of mixed lengths."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    config = ModelConfig(
+        vocab_size=50,
+        num_layers=1,
+        num_experts=4,
+        top_k=2,
+        hidden_size=64,
+        ffn_size=64,
+        num_heads=4,
+        num_kv_heads=2,
+        max_positions=1024,
+    )
+    attention, rng = Embedded(config).eval(), np.random.default_rng(0)
+    batches = [[int(length)] * int(number) for number in (1, 4, 16) for length in (16, 64, 128, 256, 512)]
+    mixed = [
+        np.maximum(rng.lognormal(4.5, 0.8, number), 4).astype(int).clip(max=512).tolist()
+        for number in (2, 4, 8, 16) * 5
+    ]
+
+    def seconds(lengths: list[int]) -> float:
+        x = torch.randn(sum(lengths), config.hidden_size)
+        position = torch.cat([torch.arange(length) for length in lengths])
+        times = []
+        with torch.no_grad():
+            for _ in range(9):
+                started = cpu_s()
+                attended(attention, x, position, lengths)
+                times.append(cpu_s() - started)
+        return min(times)
+
+    every = batches + mixed
+    terms = np.array([[len({*one}), sum(one), sum(length**2 for length in one)] for one in every], float)
+    taken = np.array([seconds(one) for one in every])
+    folds = np.arange(len(every)) % 5
+    for name, columns in (("a call a length", [0, 1, 2]), ("one call", [1, 2])):
+        error = np.zeros(len(every))
+        for fold in range(5):
+            law = np.array(least_relative(terms[folds != fold][:, columns], taken[folds != fold]))
+            error[folds == fold] = np.abs(terms[folds == fold][:, columns] @ law / taken[folds == fold] - 1)
+        for kind, of in (("equal lengths", slice(0, len(batches))), ("mixed lengths", slice(len(batches), None))):
+            yield Row(kind, name, quality=float(error[of].mean()))
+
+
+STUDIES = (
+    Study(
+        title="Recorded routing",
+        quality=SAVED,
+        note="Seconds of attention, dispatch and combine saved of today's, on samples not seen. Padded: a device's"
+        " samples are padded to its longest, and devices may take different numbers of them. The gap is to the bound of"
+        " the fitted steps.",
+        needs=GPT_OSS,
+        instances=_cases,
+        rows=_rows,
+    ),
+    Study(
+        title="Generated samples",
+        quality=SAVED,
+        note="The same on generated samples: lengths are lognormal, and preferences persist across layers by"
+        " construction.",
+        instances=_made,
+        rows=_rows,
+    ),
+    Study(
+        title="Seconds of a re-homing",
+        quality="",
+        note="CPU seconds of one re-homing on one core, compiled, without its bound.",
+        instances=lambda _: [("2x4", 32), ("1x8", 32), ("2x8", 64), ("4x8", 128)],
+        rows=_speed,
+    ),
+    Study(
+        title="The law of attention",
+        quality="mean error on batches held out, %",
+        note="How far the law is from the runtime's own attention, in CPU seconds, on batches that it was not fitted"
+        " to: with a call for each length of a batch, and with none.",
+        instances=lambda _: ["attended"],
+        rows=_attention,
+    ),
+)

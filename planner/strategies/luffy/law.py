@@ -1,0 +1,32 @@
+"""The attention law of a task."""
+
+from ....errors import UsageError
+from ....solvers.luffy import Law, law_of
+from ...task import Task
+from . import LuffyParams
+
+
+def law_for(task: Task) -> Law:
+    """The law of attention nearest to the profile's at the lengths of the fitted samples.
+
+    UsageError where attention, or an exchange, is not timed: then this is NetMoE.
+    """
+    params, costs, samples = LuffyParams.of(task.params), task.scene.costs, task.scene.samples
+    assert samples is not None
+    links = task.request.cluster.links
+    if costs is None or costs.attention is None or costs.exchange is None or not links:
+        missing = {} if costs is None else costs.missing
+        lacks = [missing[part] for part in ("attention", "dispatch") if part in missing]
+        why = "there is no profile" if costs is None else (*lacks, "no links are known")[0]
+        raise UsageError(
+            f"--strategy luffy weighs attention against exchanges, but {why}; give --profile with both (moeplan"
+            " profile, or --preset), or --strategy netmoe, which weighs exchanges alone"
+        )
+    return law_of(
+        costs.attention,
+        samples.index.unit_tokens[task.fitted],
+        batches=params.batches,
+        numbers="free" if params.method == "paper" else params.numbers,
+        room=params.room,
+        candidates=params.candidates,
+    )

@@ -1,0 +1,69 @@
+"""LUFFY: every layer's combine delivers each sample to where attention and exchanges together take least
+(solvers/luffy).
+
+Legend: I samples; L MoE layers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ....runtime.decisions import DispatchModel
+from ....runtime.plan import Plan
+from ....solvers.rehoming import compile_rehoming
+from ...evaluate.homes import Dealing, Rehoming
+from ...evaluate.journey import Contender, Journey
+from ...evaluate.metrics import AROUND
+from ...evaluate.scene import Scene
+from ...params import Params
+from ...task import Task
+from ..netmoe.policy import TRIED, fitted_predictor
+from ..netmoe.strategy import Netmoe, policy_of
+from ..strategy import Solution
+from . import LuffyParams
+from .law import law_for
+from .recheck import recheck
+from .sections import remarks, sections
+
+
+class Luffy(Netmoe):
+    """Samples are re-homed at every layer, by their attention, this layer's routing and a prediction of the next."""
+
+    name = "luffy"
+    recheck = staticmethod(recheck)
+    remarks = staticmethod(remarks)
+    sections = staticmethod(sections)
+
+    def pads(self, task: Task) -> bool:
+        """As asked for."""
+        return LuffyParams.of(task.params).batches == "padded"
+
+    def variants(self, task: Task) -> Sequence[Params]:
+        """The usual ones where NetMoE has none: attention and exchanges are timed."""
+        return () if super().variants(task) else (LuffyParams(),)
+
+    def judged_on(self, scene: Scene, dispatch_model: DispatchModel) -> str:
+        """Seconds of attention and both exchanges."""
+        return AROUND
+
+    def solve(self, task: Task) -> Solution:
+        """Fit the attention law and the predictor; UsageError where attention or exchanges are not timed."""
+        law, method = law_for(task), LuffyParams.of(task.params).method
+        predictor = fitted_predictor(task, task.placement)
+        compiled_s = compile_rehoming(method, law, task.request.cluster)
+        return policy_of(task, method, predictor, compiled_s, asked=True, law=law)
+
+    def rivals(self, task: Task, plan: Plan, journey: Journey) -> Sequence[Contender]:
+        """NetMoE's rivals; and samples dealt by cost, NetMoE's methods, and LUFFY's Algorithm 1."""
+        assert isinstance(journey.homes, Rehoming)
+        own, policy = Contender("plan", journey), replace(journey.homes, bounded=None)
+        rows = [*super().rivals(task, plan, journey)]
+        rows.append(own.named("dealt by cost", dispatch_model="standard", homes=Dealing(policy.law)))
+        rows += [own.named(f"netmoe {one}", homes=replace(policy, method=one, law=None)) for one in TRIED]
+        if policy.method != "paper":
+            assert policy.law is not None
+            law = replace(policy.law, numbers="free")
+            rows.append(own.named("paper", homes=replace(policy, method="paper", law=law)))
+        return rows
+
+
+STRATEGY = Luffy()

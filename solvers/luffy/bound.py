@@ -1,0 +1,170 @@
+"""A lower bound on attention and exchanges over all homes of a step's samples.
+
+Legend: I samples; D devices; C link classes, inside nodes (0) and between them (1); X exchanges.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..arrays import Floats, Ints
+from ..assignment import balanced_assignment
+from ..netmoe.bottleneck import Channels
+from ..netmoe.port_bound import prices
+from ..netmoe.traffic import Traffic
+from .attention import Attention
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bound:
+    """No homes take fewer than `seconds`; the weights that prove it of ports `[X, C, 2, D]` and of devices `[D]`."""
+
+    seconds: float
+    port_weights: Floats
+    device_weights: Floats
+
+
+def least_seconds(traffic: Traffic, attention: Attention | None, places: Ints, channels: Channels) -> Bound:
+    """The bound by linear programming, proven by its duals alone.
+
+    Parameters
+    ----------
+    attention
+        None: it does not count.
+    places
+        The most samples each device takes, `[D]`.
+
+    Notes
+    -----
+    Over shares x[i, d] >= 0 of whole samples,
+
+        minimise  A + sum_x T_x      s.t.   sum_d x[i, d] = 1,      sum_i x[i, d] <= places[d],
+                  A >= sum_i cost_i x[i, d],      A >= max_i cost_i,      T_x >= alpha_c + beta_c copies[x, c, end, d]
+
+    The first call of some device comes on top. Duals w >= 0 of the ports, which sum to 1 in each exchange, and
+    v >= 0 of the devices, which sum to 1 with that of the longest sample, prove a bound on their own: at any such
+    weights no homes take less than the cheapest ones at the prices that the weights set, one transportation.
+    Padded samples take no less than packed ones; attention alone has an exact optimum there (`padded_optimum`), and
+    the bound is the larger of both.
+    """
+    duals = _duals(traffic, attention, places, channels)
+    port_weights, device_weights = duals
+    best = Bound(_proven(traffic, attention, places, channels, *duals), port_weights, device_weights)
+    if attention is not None and attention.law.batches == "padded":
+        alone = _duals(traffic, None, places, channels)
+        apart = _proven(traffic, None, places, channels, *alone) + attention.call_s
+        apart += padded_optimum(attention.cost, places)[0]
+        if apart > best.seconds:
+            best = Bound(apart, alone[0], alone[1])
+    return best
+
+
+def _duals(traffic: Traffic, attention: Attention | None, places: Ints, channels: Channels) -> tuple[Floats, Floats]:
+    """Weights of ports `[X, C, 2, D]` and of devices `[D]`: the duals of the programme, whose columns are x by sample,
+    then device, T_x and A.
+    """
+    from scipy.optimize import linprog
+    from scipy.sparse import block_array, csr_array, eye_array, kron
+
+    (num_samples, size), num_exchanges = traffic.gather.shape, len(traffic.exchanges)
+    cost_I = np.zeros(num_samples) if attention is None else attention.cost
+    scale = max(channels.total(traffic, np.arange(num_samples) % size), float(cost_I.sum()) / size, 1e-30)
+    each, ports = csr_array(np.ones((1, num_samples))), csr_array(_port_rows(traffic, channels) / scale)
+    longest, alpha_P = np.ones((ports.shape[0] // num_exchanges, 1)), np.repeat(channels.alpha, 2 * size)
+    rows = [
+        [ports, -kron(eye_array(num_exchanges), longest), None],
+        [kron(csr_array(cost_I[None] / scale), eye_array(size)), None, csr_array(-np.ones((size, 1)))],
+        [kron(each, eye_array(size)), None, None],
+    ]
+    found = linprog(
+        np.append(np.zeros(num_samples * size), np.ones(num_exchanges + 1)),
+        A_ub=block_array(rows, format="csr"),
+        b_ub=np.concatenate([np.tile(-alpha_P / scale, num_exchanges), np.zeros(size), places]),
+        A_eq=block_array(
+            [[kron(eye_array(num_samples), np.ones((1, size))), csr_array((num_samples, num_exchanges + 1))]]
+        ),
+        b_eq=np.ones(num_samples),
+        bounds=[(0, None)] * (num_samples * size + num_exchanges) + [(float(cost_I.max()) / scale, None)],
+        method="highs",
+    )
+    shape = (num_exchanges, 2, 2, size)
+    if found.status != 0:  # equal weights prove a bound, too
+        return np.full(shape, 0.25 / size), np.full(size, 1 / size)
+    dual = np.maximum(-found.ineqlin.marginals, 0.0)
+    port_weights, devices = dual[: ports.shape[0]].reshape(shape), dual[ports.shape[0] :][:size]
+    port_weights = port_weights / np.maximum(port_weights.sum(axis=(1, 2, 3), keepdims=True), 1e-300)
+    return port_weights, devices / max(devices.sum(), 1.0)
+
+
+def _port_rows(traffic: Traffic, channels: Channels) -> Floats:
+    """Seconds that each sample on each device adds to every port, `[P, I D]`, P by exchange, class, end and device."""
+    size = channels.cluster.num_devices
+    node_D = np.arange(size) // channels.cluster.devices_per_node
+    far_DD = node_D[:, None] != node_D
+    crosses_CDD = np.stack([~far_DD & ~np.eye(size, dtype=bool), far_DD])
+    rows = []
+    for copies_ID in traffic.exchanges:
+        for beta, crosses_DD in zip(channels.beta, crosses_CDD, strict=True):
+            at_home_DID = np.einsum("ih,hd->hid", beta * copies_ID @ crosses_DD, np.eye(size))
+            at_experts_DID = np.einsum("ie,he->eih", beta * copies_ID, crosses_DD)
+            rows += [at_home_DID.reshape(size, -1), at_experts_DID.reshape(size, -1)]
+    return np.concatenate(rows)
+
+
+def _proven(
+    traffic: Traffic,
+    attention: Attention | None,
+    places: Ints,
+    channels: Channels,
+    port_weights: Floats,
+    device_weights: Floats,
+) -> float:
+    """The seconds of the cheapest homes at these weights."""
+    cost_ID = (np.array(traffic.exchanges) @ prices(port_weights, channels)).sum(axis=0)
+    value = float((channels.alpha @ port_weights.sum(axis=(2, 3)).T).sum())
+    if attention is not None:
+        cost_ID = cost_ID + attention.cost[:, None] * device_weights
+        value += attention.call_s + (1 - float(device_weights.sum())) * float(attention.cost.max())
+    if (places >= len(cost_ID)).all():
+        return value + float(cost_ID.min(axis=1).sum())
+    home_I = balanced_assignment(cost_ID, places)
+    return value + float(cost_ID[np.arange(len(cost_ID)), home_I].sum())
+
+
+def padded_optimum(cost: Floats, places: Ints) -> tuple[float, Ints]:
+    """The least of the largest samples_d max cost_d over all devices, and the batch of each sample, `[I]`.
+
+    Notes
+    -----
+    Among optima is one whose batches follow one another in the samples by falling cost: with the numbers of a batch
+    kept, the k-th batch's largest cost can only fall by sorting. So a value v is reached where batches filled greedily
+    from the largest cost c, each with floor(v / c) samples, are at most D; the least such v is one of k c_i. O(I^2).
+    """
+    order_I, devices = np.argsort(-cost, kind="stable"), len(places)
+    falling_I, most = cost[order_I], int(places.max(initial=1))
+    many = np.arange(1, min(len(cost), most) + 1)
+    values = np.unique(np.outer(falling_I, many))
+
+    def filled(value: float) -> Ints | None:
+        batch_I, start = np.zeros(len(cost), np.int64), 0
+        for batch in range(devices):
+            if start == len(cost):
+                break
+            top = falling_I[start]
+            takes = most if top == 0 else int(min(value * (1 + 1e-12) // top, most))
+            if takes == 0:
+                return None
+            batch_I[order_I[start : start + takes]] = batch
+            start = min(start + takes, len(cost))
+        return batch_I if start == len(cost) else None
+
+    low, high = 0, len(values) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if filled(float(values[middle])) is None:
+            low = middle + 1
+        else:
+            high = middle
+    batch_I = filled(float(values[low]))
+    assert batch_I is not None
+    return float(values[low]), batch_I

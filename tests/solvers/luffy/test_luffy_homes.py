@@ -1,0 +1,247 @@
+"""LUFFY's homes against naive counts: attention and exchanges, bounds, what moves and swaps reach, Algorithm 1."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeplan.profilers.cluster import Cluster, Link
+from moeplan.solvers import luffy, netmoe
+from moeplan.solvers.luffy.bound import least_seconds, padded_optimum
+from moeplan.solvers.luffy.growth import growth
+from moeplan.solvers.netmoe.bottleneck import Channels
+from moeplan.solvers.netmoe.swaps import Held, shorten
+from tests.builders import known
+from tests.solvers.builders import Array, naive_loads
+
+LINKS = dict(map(Link.parse, ["intra=400:2", "inter=50:9"]))
+BYTES = 5760.0
+
+
+@dataclass(frozen=True)
+class Step:
+    copies: Array
+    following: Array | None
+    attention: luffy.Attention
+    cluster: Cluster
+
+    @property
+    def places(self) -> Array:
+        return self.attention.places(self.cluster.num_devices)
+
+    @property
+    def traffic(self) -> netmoe.Traffic:
+        return netmoe.Traffic(self.copies.astype(float), self.following)
+
+
+@st.composite
+def steps(draw: st.DrawFn, largest: int = 9) -> Step:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    cluster = Cluster(draw(st.integers(1, 3)), draw(st.integers(1, 3)), LINKS)
+    num_samples = draw(st.integers(1, largest))
+    tokens = rng.integers(1, draw(st.sampled_from([4, 600])), num_samples)
+    copies = rng.integers(0, 2 * tokens[:, None] + 1, (num_samples, cluster.num_devices))
+    following = rng.integers(0, 900, copies.shape) / 4 if draw(st.booleans()) else None
+    law = luffy.Law(
+        draw(st.sampled_from([0.0, 1e-5])),
+        draw(st.sampled_from([0.0, 71e-9])),
+        draw(st.sampled_from([1e-12, 1e-9])),
+        draw(st.sampled_from(["packed", "padded"])),
+        draw(st.sampled_from(["equal", "free"])),
+        draw(st.sampled_from([None, 1.0, 1.5])),
+    )
+    return Step(copies, following, luffy.Attention(law, tokens, tokens**2), cluster)
+
+
+def naive_attention(step: Step, home: Array) -> float:
+    law, busiest = step.attention.law, 0.0
+    for device in range(step.cluster.num_devices):
+        here = [int(n) for n, at in zip(step.attention.tokens, home, strict=True) if at == device]
+        if not here:
+            continue
+        if law.batches == "padded":
+            seconds = law.call_s + len(here) * (law.token_s * max(here) + law.square_s * max(here) ** 2)
+        else:
+            seconds = law.call_s * len({*here}) + sum(law.token_s * n + law.square_s * n**2 for n in here)
+        busiest = max(busiest, seconds)
+    return busiest
+
+
+def naive_seconds(step: Step, home: Array) -> float:
+    total, links, cluster = naive_attention(step, home), step.cluster.links, step.cluster
+    for copies in (step.copies, step.following):
+        if copies is None:
+            continue
+        *_, intra, inter = naive_loads(copies, np.arange(cluster.num_devices), home, cluster)
+        intra_s = links["intra"].latency_s + links["intra"].s_per_byte * intra * BYTES
+        inter_s = links["inter"].latency_s + links["inter"].s_per_byte * inter * BYTES
+        total += max(intra_s * (cluster.devices_per_node > 1), inter_s * (cluster.num_nodes > 1))
+    return total
+
+
+def naive_tokens(step: Step, home: Array) -> list[int]:
+    held = [step.attention.tokens[home == device] for device in range(step.cluster.num_devices)]
+    if step.attention.law.batches == "padded":
+        return [len(here) * int(here.max(initial=0)) for here in held]
+    return [int(here.sum()) for here in held]
+
+
+def rehome(step: Step, method: str = "joint", **options: Any) -> netmoe.Rehomed:
+    options = {"next_copies": step.following, "copy_bytes": BYTES} | options
+    return luffy.rehome(method, step.copies, step.copies.sum(axis=1), step.cluster, step.attention, **options)
+
+
+def allowed(step: Step, home: Array) -> bool:
+    return bool((np.bincount(home, minlength=step.cluster.num_devices) <= step.places).all())
+
+
+def all_homes(step: Step) -> list[Array]:
+    every = itertools.product(range(step.cluster.num_devices), repeat=len(step.copies))
+    return [home for home in map(np.array, every) if allowed(step, home)]
+
+
+@settings(max_examples=60)
+@given(steps(), st.sampled_from(luffy.METHODS))
+def test_the_objective_is_what_a_naive_count_of_attention_and_copies_gives(step: Step, method: str) -> None:
+    found = rehome(step, method)
+    assert found.dealt[0].objective.value == pytest.approx(naive_seconds(step, found.device_of_sample), abs=1e-11)
+    if method == "joint":
+        assert allowed(step, found.device_of_sample)
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps(largest=4))
+def test_no_homes_beat_the_bound(step: Step) -> None:
+    outcome = rehome(step).dealt[0]
+    least = min(naive_seconds(step, home) for home in all_homes(step))
+    assert known(outcome.bound) <= least * (1 + 1e-9) + 1e-11
+    assert known(outcome.bound) > 0
+    assert outcome.objective.value >= least * (1 - 1e-9) - 1e-11
+
+
+@settings(max_examples=40)
+@given(steps())
+def test_the_weights_of_a_bound_prove_it_over_any_homes(step: Step) -> None:
+    channels = Channels.of(step.cluster, BYTES)
+    found = least_seconds(step.traffic, step.attention, step.places, channels)
+    assert min(found.port_weights.min(), found.device_weights.min()) >= 0
+    assert found.port_weights.sum(axis=(1, 2, 3)).max() <= 1 + 1e-9
+    assert found.device_weights.sum() <= 1 + 1e-9
+    rng = np.random.default_rng(0)
+    slots = np.repeat(np.arange(step.cluster.num_devices), step.places)
+    for _ in range(20):
+        home = rng.permutation(slots)[: len(step.copies)]
+        assert found.seconds <= naive_seconds(step, home) * (1 + 1e-9) + 1e-11
+
+
+@settings(max_examples=50)
+@given(steps())
+def test_no_move_and_no_swap_within_the_room_shortens_what_joint_reaches(step: Step) -> None:
+    found = rehome(step, bounded=False)
+    home, least = found.device_of_sample, found.dealt[0].objective.value * (1 - 1e-8) - 1e-11
+    room, before = step.attention.room(step.cluster.num_devices), naive_tokens(step, home)
+    for i in range(len(home)):
+        neighbours = [np.where(np.arange(len(home)) == i, d, home) for d in range(step.cluster.num_devices)]
+        for j in range(i):
+            swapped = home.copy()
+            swapped[[i, j]] = home[[j, i]]
+            neighbours.append(swapped)
+        for other in filter(lambda one: allowed(step, one), neighbours):
+            if all(now <= max(room, old) for now, old in zip(naive_tokens(step, other), before, strict=True)):
+                assert naive_seconds(step, other) >= least
+
+
+@settings(max_examples=50)
+@given(steps(largest=12), st.integers(0, 2**32))
+def test_the_time_of_moves_and_swaps_is_that_of_their_homes(step: Step, seed: int) -> None:
+    size, attention, channels = step.cluster.num_devices, step.attention, Channels.of(step.cluster, BYTES)
+    slots = np.repeat(np.arange(size), step.places)
+    before = np.random.default_rng(seed).permutation(slots)[: len(step.copies)]
+    after = before.copy()
+    rows = np.array([np.vstack([x, np.zeros((1, size))]) for x in step.traffic.exchanges])
+    held = Held(
+        np.append(attention.cost, 0.0),
+        np.append(attention.kind, -1),
+        np.append(attention.tokens, 0),
+        attention.law.call_s,
+        attention.law.batches == "padded",
+        step.places,
+        attention.room(size),
+    )
+    time = shorten(rows, after, step.cluster.devices_per_node, channels.alpha, channels.beta, held)
+    assert time == pytest.approx(naive_seconds(step, after), abs=1e-11)
+    assert naive_seconds(step, after) <= naive_seconds(step, before) * (1 + 1e-9) + 1e-11
+    assert allowed(step, after)
+    room = attention.room(size)
+    kept = zip(naive_tokens(step, after), naive_tokens(step, before), strict=True)
+    assert all(now <= max(room, max(naive_tokens(step, before))) for now, _ in kept)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(1, 3), st.booleans())
+def test_the_padded_optimum_is_the_least_of_all_batches(costs: list[int], devices: int, free: bool) -> None:
+    places = np.full(devices, len(costs) if free else -(-len(costs) // devices))
+    value, batch = padded_optimum(np.array(costs, float), places)
+
+    def padded(of: tuple[int, ...]) -> int:
+        groups = [[cost for cost, at in zip(costs, of, strict=True) if at == d] for d in range(devices)]
+        return max(len(group) * max(group, default=0) for group in groups)
+
+    every = itertools.product(range(devices), repeat=len(costs))
+    assert value == min(padded(of) for of in every if max(map(of.count, of)) <= places[0])
+    assert padded(tuple(batch.tolist())) == value
+
+
+def test_growth_goes_where_the_padded_batch_grows_least_among_the_nearest() -> None:
+    """Lengths 6 and 6 on one device, 11 on another: a sample of 11 grows 63 d^2 + 582 d there, 63 d^2 + 482 d here."""
+    law = luffy.Law(0.0, 1e-3, 1e-6, "padded", candidates=2)
+    tokens = np.array([11, 6, 6, 1])
+    units = np.array([[9, 0, 0], [0, 9, 0], [0, 9, 0], [0, 8, 9]])
+    home = growth(units, luffy.Attention(law, tokens, tokens**2), 3)
+    assert home.tolist()[:2] == [0, 1]
+    assert home[3] == 2  # an empty device among the two nearest grows by 1, the one with 6 by 6
+
+
+def test_a_tight_room_sends_growth_to_any_device_that_fits() -> None:
+    law, tokens = luffy.Law(0.0, 1e-3, 0.0, "padded", room=1.0, candidates=1), np.array([4, 4])
+    units = np.array([[9, 0], [9, 0]])
+    assert sorted(growth(units, luffy.Attention(law, tokens, tokens**2), 2).tolist()) == [0, 1]
+
+
+def test_joint_trades_copies_for_attention_where_samples_are_long() -> None:
+    cluster = Cluster(2, 1, {"inter": LINKS["inter"]})
+    tokens, copies = np.array([900, 800, 10, 10]), np.array([[90, 0], [80, 0], [0, 1], [0, 1]])
+    law = luffy.Law(0.0, 1e-6, 1e-9)
+    homes = [
+        luffy.rehome("joint", copies, tokens, cluster, attention, copy_bytes=BYTES).device_of_sample
+        for attention in (luffy.Attention(law, tokens, tokens**2, follows) for follows in (True, False))
+    ]
+    assert homes[0][0] != homes[0][1]
+    assert homes[1][0] == homes[1][1] == 0
+
+
+@settings(max_examples=20)
+@given(st.floats(0, 1e-3), st.floats(0, 1e-6), st.floats(1e-12, 1e-9), st.integers(0, 2**32))
+def test_the_law_of_a_curve_that_is_one_is_that_one(call: float, token: float, square: float, seed: int) -> None:
+    from moeplan.profilers.fits.fit import Prediction
+
+    def curve(batch: Array, length: Array) -> Prediction:
+        t = call + batch * (token * length + square * length**2)
+        return Prediction(t, t, t, np.zeros(t.shape, bool))
+
+    law = luffy.law_of(curve, np.random.default_rng(seed).integers(8, 2000, 30))
+    batch, length = np.array([1.0, 7.0]), np.array([300.0, 40.0])
+    found = law.call_s + batch * (law.token_s * length + law.square_s * length**2)
+    np.testing.assert_allclose(found, curve(batch, length).seconds, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "wrong", [(-1.0, 1e-9, 0.0), (0.0, 0.0, 0.0), (0.0, float("nan"), 1e-9), (0.0, float("inf"), 0.0)]
+)
+def test_laws_that_are_none_are_refused(wrong: tuple[float, float, float]) -> None:
+    with pytest.raises(ValueError, match="expected none negative"):
+        luffy.Law(*wrong)
