@@ -11,7 +11,7 @@ from ..arrays import Bools, Ints
 from .follow import Seen, step_seconds
 from .rivals import eplb_table
 
-SHORT = 10  # times as short as the search that is due is one that a load out of balance asks for
+LONG = 10  # one search that is due in so many is so many times as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +22,19 @@ class Policy:
     """
 
     trigger: float = 1.02  #: Max/mean of the last record under the exact split, above which it plans
-    every: int = 20  #: Records after which it plans even so, the layers in turn, and searches long; 0: never
+    every: int = 2  #: Records after which it plans even so, the layers in turn; 0: never
     horizon: float = 100.0  #: Steps over which a move must pay
     window: int = 4  #: Records
     slack: float = 0.002  #: How much more than the mean a device may have before operations are looked for
     kicks: int = 30  #: Of the operations, where the ones that pay do not bring the balance below the trigger
-    evaluations: int = 4000  #: Of a long search by seconds, of others a tenth; 0: balance alone
+    evaluations: int = 400  #: Of the search by seconds, of one in ten ten times as many; 0: balance alone
 
     def __call__(self, seen: Seen) -> Ints | None:
         """The table of least seconds found, if what it saves within the horizon exceeds the price of its moves."""
-        due = self.every and (seen.record + seen.layer) % self.every == 0
-        if seen.balance <= self.trigger and not due:
+        turn, every = seen.record + seen.layer, self.every
+        if seen.balance <= self.trigger and not (every and turn % every == 0):
             return None
-        table = planned(seen, self, self.evaluations if due else self.evaluations // SHORT)
+        table = planned(seen, self, self.evaluations * (LONG if every and turn % (every * LONG) == 0 else 1))
         return table if pays(table, seen, self.horizon) else None
 
 

@@ -22,7 +22,7 @@ EMPTY = -1
 DRAWN = 2  # of what could be put somewhere, the one that spares most traffic is
 FAR = 2**62
 HOPED, MORE = 0.9, 2.0  # of exchanges, what a move may leave; of the latest vector's gain, the others'
-HEAT = 0.005  # of the value at the start, what a move may cost more there with probability 1 / e; falls to 0
+COOLING = 1.25e-6  # of the value at the start: how much less an evaluation lets a move cost, with probability 1 / e
 AIMS = 3  # devices that moves aim at: the one of most load, of the busiest port, of most gradient rows
 
 
@@ -55,10 +55,10 @@ def searched(table: Ints, task: Search, evaluations: int, seed: NDArray[np.uint6
 
     Notes
     -----
-    Annealing. Half of the moves are aimed at a device that is busiest in some respect. A move trades two slots; puts an
-    expert into an empty slot, or that of a replica; empties that of a replica; gives an expert one more replica on
-    every node; or takes all of its replicas off a node. The last two are several changes at once: each alone may cost
-    seconds.
+    Annealing: the longer a search is, the more a move may cost at its start. Half of the moves are aimed at a device
+    that is busiest in some respect. A move trades two slots; puts an expert into an empty slot, or that of a replica;
+    empties that of a replica; gives an expert one more replica on every node; or takes all of its replicas off a node.
+    The last two are several changes at once: each alone may cost seconds.
     """
     num_experts = task.totals.shape[1]
     now, held = table.copy(), holds(table, num_experts)
@@ -66,7 +66,7 @@ def searched(table: Ints, task: Search, evaluations: int, seed: NDArray[np.uint6
     aims = np.zeros(AIMS, np.int64)
     known = np.zeros(len(task.pairs))
     value = seconds_of(now, held, task, np.inf, aims, known)
-    heat_s, best, best_value, tried, exchanges = HEAT * value, now.copy(), value, aims.copy(), known.copy()
+    cooling_s, best, best_value, tried, exchanges = COOLING * value, now.copy(), value, aims.copy(), known.copy()
     change = np.empty((2 * len(table) + 2, 4), np.int64)  # device, slot, expert before and after
     done = 0
     for _ in range(20 * evaluations):
@@ -75,7 +75,7 @@ def searched(table: Ints, task: Search, evaluations: int, seed: NDArray[np.uint6
         n = _move(now, held, count, task, aims, change, seed)
         if n == 0:
             continue
-        limit = value - heat_s * (1 - done / evaluations) * np.log(max(unit(seed), 1e-9))
+        limit = value - cooling_s * (evaluations - done) * np.log(max(unit(seed), 1e-9))
         done += 1
         exchanges[:] = known
         new = seconds_of(now, held, task, limit, tried, exchanges)
@@ -135,7 +135,7 @@ def _busiest_port(near: Floats, far: Floats) -> int:
 
 @compiled
 def price(held: Bools, task: Search) -> float:
-    """Seconds per step of what moves: (4) by what devices receive, or of homes that they lost."""
+    """Seconds per step of what moves: (4), by the cells that devices hold newly, or by the homes that they lost."""
     costs = task.costs
     num_devices, num_experts = held.shape
     ports = np.zeros((2, num_devices))
