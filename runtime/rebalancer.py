@@ -229,7 +229,7 @@ class Rebalancer:
         from ..solvers.flexmoe import Seen
         from ..solvers.flexmoe.seconds import judged
         from ..solvers.flexmoe.state import holders_in
-        from ..solvers.step_split import QUOTA
+        from ..solvers.step_deals import QUOTA
 
         started, tables, node, costs = time.thread_time(), list[Ints](), self.devices_per_node, self._costs
         for layer, window, table, owner in known:

@@ -30,7 +30,7 @@ class ReplicaRule(StrEnum):
     LP = "lp"
 
 
-DEALS = ("quota", "even", "capacity", "lp")  # rules by which the pairs of a step are dealt out, as `step_split` numbers
+DEALS = ("quota", "even", "capacity", "lp")  # rules by which the pairs of a step are dealt out, as `step_deals` numbers
 BY_STEP = frozenset({"quota", "lp"})  # rules that go by all counts of a step (`step_split.py`), not by the token alone
 
 

@@ -55,39 +55,112 @@ class Holders(NamedTuple):
 
 def holders_of(experts: NDArray[np.integer], slots: NDArray[np.integer], num_experts: int, group: int) -> Holders:
     """Who holds what, for the expert in every slot `[P]` of devices with these many slots `[D]`, `group` a node."""
-    device_P = np.repeat(np.arange(len(slots)), slots)
-    order = np.lexsort((device_P, experts))
-    expert, device = experts[order].astype(np.int64), device_P[order].astype(np.int64)
-    node = device // group
-    new = np.append(True, (np.diff(expert) != 0) | (np.diff(node) != 0))[: len(order)]
-    cell, starts = np.cumsum(new) - 1, np.flatnonzero(new)
-    first = np.searchsorted(expert, np.arange(num_experts + 1))
-    cells_at, experts_at = len(slots), len(slots) + len(starts)
-    lower = np.concatenate([device, cells_at + np.arange(len(starts))])  # where an item's pairs come from
-    upper = np.concatenate([cells_at + cell, experts_at + expert[starts]])
-    shared = np.flatnonzero(np.diff(first)[np.concatenate([expert, expert[starts]])] > 1)
-    tail = np.concatenate([lower[shared], upper[shared]])
-    arcs = np.argsort(tail, kind="stable")
-    place = np.argsort(arcs)  # of an arc among the sorted ones
-    less, more = np.full((2, len(lower)), -1)
-    less[shared], more[shared] = place[: len(shared)], place[len(shared) :]
+    starts = np.concatenate([[0], np.cumsum(slots)]).astype(np.int64)
+    found: Holders = in_cells(slots_of(experts.astype(np.int64), starts, num_experts), group)
+    return found
+
+
+@compiled
+def slots_of(experts: Ints, starts: Ints, num_experts: int) -> Holders:
+    """Who holds what, as far as `least` and `relieve` ask: without the cells and arcs of `in_cells`.
+
+    Parameters
+    ----------
+    experts
+        In every column of the placement's row, -1 where there is none.
+    starts
+        The first column of each device, with the end, `[D + 1]`.
+    """
+    num_devices = len(starts) - 1
+    first, held_first = np.zeros(num_experts + 1, np.int64), np.zeros(num_devices + 1, np.int64)
+    for d in range(num_devices):
+        held_first[d + 1] = held_first[d]
+        for i in range(starts[d], starts[d + 1]):
+            if experts[i] >= 0:
+                first[experts[i] + 1] += 1
+                held_first[d + 1] += 1
+    for e in range(num_experts):
+        first[e + 1] += first[e]
+    num_slots = first[num_experts]
+    device, expert = np.empty(num_slots, np.int64), np.empty(num_slots, np.int64)
+    column, held = np.empty(num_slots, np.int64), np.empty(num_slots, np.int64)
+    at, place, none = first[:-1].copy(), held_first[:-1].copy(), np.empty(0, np.int64)
+    for d in range(num_devices):
+        for i in range(starts[d], starts[d + 1]):
+            e = experts[i]
+            if e >= 0:
+                p = at[e]
+                device[p], expert[p], column[p] = d, e, i
+                at[e] += 1
+    for p in range(num_slots):
+        held[place[device[p]]] = p
+        place[device[p]] += 1
     return Holders(
-        first=first,
-        device=device,
-        expert=expert,
-        cell=cell,
-        cell_first=np.append(starts, len(order)),
-        expert_first=np.searchsorted(expert[starts], np.arange(num_experts + 1)),
-        held=np.argsort(device, kind="stable"),
-        held_first=np.searchsorted(np.sort(device), np.arange(len(slots) + 1)),
-        node=node[starts],
-        devices_per_node=group,
-        column=order,
-        start=np.searchsorted(tail[arcs], np.arange(experts_at + num_experts + 1)),
-        end=np.concatenate([upper[shared], lower[shared]])[arcs],
-        item=np.concatenate([shared, shared])[arcs],
-        less=less,
-        more=more,
+        first, device, expert, none, none, none, held, held_first, none, 1, column, none, none, none, none, none
+    )
+
+
+@compiled
+def in_cells(slots: Holders, group: int) -> Holders:
+    """Who holds what, with the cells on nodes of `group` devices, and the arcs of the flow over them."""
+    first, device, expert = slots.first, slots.device, slots.expert
+    num_experts, num_devices, num_slots = len(first) - 1, len(slots.held_first) - 1, len(device)
+    # Cells: an expert's slots on a node follow one another.
+    cell, node = np.empty(num_slots, np.int64), np.empty(num_slots, np.int64)
+    cell_first, expert_first = np.empty(num_slots + 1, np.int64), np.zeros(num_experts + 1, np.int64)
+    cells = 0
+    for e in range(num_experts):
+        expert_first[e] = cells
+        for p in range(first[e], first[e + 1]):
+            if p == first[e] or device[p] // group != node[cells - 1]:
+                node[cells], cell_first[cells] = device[p] // group, p
+                cells += 1
+            cell[p] = cells - 1
+    expert_first[num_experts], cell_first[cells] = cells, num_slots
+    # Arcs of the flow, by the node that they leave: from device to cell or cell to expert, then back.
+    experts_at, items = num_devices + cells, num_slots + cells
+    lower, upper = np.empty(items, np.int64), np.empty(items, np.int64)
+    start = np.zeros(experts_at + num_experts + 1, np.int64)
+    for i in range(items):
+        p = i if i < num_slots else cell_first[i - num_slots]
+        lower[i] = device[p] if i < num_slots else num_devices + i - num_slots
+        upper[i] = num_devices + cell[p] if i < num_slots else experts_at + expert[p]
+        if first[expert[p] + 1] - first[expert[p]] == 1:
+            lower[i] = -1
+            continue
+        start[lower[i] + 1] += 1
+        start[upper[i] + 1] += 1
+    for i in range(len(start) - 1):
+        start[i + 1] += start[i]
+    end, item = np.empty(start[-1], np.int64), np.empty(start[-1], np.int64)
+    less, more, after = np.full(items, -1), np.full(items, -1), start[:-1].copy()
+    for i in range(items):
+        if lower[i] >= 0:
+            a = after[lower[i]]
+            less[i], end[a], item[a] = a, upper[i], i
+            after[lower[i]] += 1
+    for i in range(items):
+        if lower[i] >= 0:
+            a = after[upper[i]]
+            more[i], end[a], item[a] = a, lower[i], i
+            after[upper[i]] += 1
+    return Holders(
+        first,
+        device,
+        expert,
+        cell,
+        cell_first[: cells + 1],
+        expert_first,
+        slots.held,
+        slots.held_first,
+        node[:cells],
+        group,
+        slots.column,
+        start,
+        end,
+        item,
+        less,
+        more,
     )
 
 
@@ -427,12 +500,21 @@ def in_turn(dealt: Ints, holders: Holders) -> tuple[Ints, NDArray[np.int32]]:
             first[e, g], given[start:end] = at, 0
             n = dealt[start:end, g].sum()
             for i in range(n):
-                best, most = start, -FAR
-                for p in range(start, end):
-                    behind = dealt[p, g] * (i + 1) - n * given[p]
-                    if behind > most:
-                        best, most = p, behind
+                best = furthest_behind(dealt[:, g], given, start, end, n, i + 1)
                 given[best] += 1
                 device[at] = holders.device[best]
                 at += 1
     return first, device
+
+
+@compiled
+def furthest_behind(
+    dealt: NDArray[np.integer], given: NDArray[np.integer], start: int, end: int, n: int, i: int
+) -> int:
+    """The slot, of `start : end`, that the i-th of n pairs goes to, by what each is `dealt` in all and was `given`."""
+    best, most = start, -FAR
+    for p in range(start, end):
+        behind = dealt[p] * i - n * given[p]
+        if behind > most:
+            best, most = p, behind
+    return best

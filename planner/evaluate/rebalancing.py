@@ -62,7 +62,9 @@ class Following:
         from ...solvers.flexmoe import follow
 
         start, records = tables_of(placement), np.ascontiguousarray(pairs[:, :, None], np.int64)
-        key = hashlib.sha256(records.tobytes() + start.tobytes()).digest()
+        told = hashlib.sha256(records.ravel().data)
+        told.update(start.ravel().data)
+        key = told.digest()
         if key not in self._known:
             self._known[key] = follow(
                 records,  # of one micro-batch a step

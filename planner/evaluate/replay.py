@@ -224,8 +224,14 @@ def _by_step(journey: Journey, cohort: Cohort, pairs: NDArray[Any], cluster: Clu
 def step_pairs(scene: Scene) -> list[NDArray[Any]]:
     """Token-expert pairs by the home of their token, in each step of every cohort, then of all that are in none.
 
-    `[B + 1, L, E, D]`. Counts without the ranks of a cluster are spread over its devices.
+    `[B + 1, L, E, D]`, counted once. Counts without the ranks of a cluster are spread over its devices.
     """
+    if not scene.counted:
+        scene.counted.extend(_counted_pairs(scene))
+    return scene.counted
+
+
+def _counted_pairs(scene: Scene) -> list[NDArray[Any]]:
     model, devices, pairs = scene.source.meta.model, scene.cluster.num_devices, list[NDArray[Any]]()
     of_counts = isinstance(scene.source, CountTrace)
     for cohort in scene.cohorts:

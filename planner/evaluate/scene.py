@@ -1,10 +1,11 @@
 """Scene of an evaluation: a trace, its units in steps, the cluster and the cost model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
 from ...profilers.profile import Profile
@@ -51,6 +52,8 @@ class Scene:
     #: Whether counts tell the pairs of every step by source, so that exchanges are timed
     paired: bool = False
     record_steps: int = 1  #: That a recorded step stands for: the mean distance between two
+    #: Pairs of the steps of each cohort, once counted (`replay.step_pairs`)
+    counted: list[NDArray[Any]] = field(default_factory=list, init=False, repr=False)
 
     def goes_by_pairs(self, journey: "Journey") -> bool:
         """Check whether a journey on counts goes by the pairs of every step, by source where these are known."""

@@ -155,7 +155,7 @@ class Tally:
 
         UsageError where a token chooses its replica for itself.
         """
-        from ...solvers.step_split import traffic_of_steps
+        from ...solvers.step_deals import traffic_of_steps
 
         placement, rule = journey.placement, journey.rule
         if rule not in DEALS and placement.has_replicas:

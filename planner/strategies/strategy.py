@@ -105,6 +105,10 @@ class Strategy:
 
         return (STRATEGIES[self.name].params(),)
 
+    def apart(self, task: "Task") -> str:
+        """Why auto leaves it out although it may serve the task; empty where there is nothing to say."""
+        return ""
+
     def titled(self, params: Params) -> str:
         """The strategy by name, with what sets its parameters apart from others that auto tries."""
         usual = type(params)()

@@ -10,7 +10,7 @@ import numpy as np
 from ..arrays import Bools, Ints
 from ..compiled import compiled
 from ..draws import below, unit
-from ..quota import Holders, least
+from ..quota import Holders, least, slots_of
 
 SEED = 0x9E3779B97F4A7C15
 HEAT = 0.002  # of the mean of max/mean, that a change may cost at first
@@ -50,7 +50,7 @@ def refine_split(pairs: Ints, table: Ints, first: Ints, pinned: Bools, allowed: 
     seed, table, changed = np.array([SEED], np.uint64), table.copy(), table.copy()
     value, other = np.ones(num_steps), np.ones(num_steps)
     proof, proved = np.zeros((2, num_steps, num_devices), np.bool_)
-    holders = _holders(table, device, first, num_experts)
+    holders = slots_of(table, first, num_experts)
     for b in range(num_steps):
         value[b] = _ratio(pairs[b], mean[b], holders, proof[b])
     total, order = value.sum(), np.argsort(-value)
@@ -77,7 +77,7 @@ def refine_split(pairs: Ints, table: Ints, first: Ints, pinned: Bools, allowed: 
         changed[j] = x
         if not alone:
             changed[i] = y
-        after, sum_of = _holders(changed, device, first, num_experts), float(num_steps)
+        after, sum_of = slots_of(changed, first, num_experts), float(num_steps)
         for b in order:
             other[b] = _ratio(pairs[b], mean[b], after, proved[b])
             sum_of += other[b] - 1
@@ -116,35 +116,3 @@ def _of_cut(table: Ints, device: Ints, holders: Holders, proof: Bools, start: in
         if inside:
             return i
     return start
-
-
-@compiled
-def _holders(table: Ints, device: Ints, first: Ints, num_experts: int) -> Holders:
-    """Who holds what, as far as `least` asks."""
-    starts, nothing = np.zeros(num_experts + 1, np.int64), np.empty(0, np.int64)
-    for e in table:
-        starts[e + 1] += 1
-    starts = np.cumsum(starts)
-    at, of, expert, held = starts.copy(), np.empty_like(table), np.empty_like(table), np.empty_like(table)
-    for i in range(len(table)):
-        p = at[table[i]]
-        at[table[i]] += 1
-        of[p], expert[p], held[i] = device[i], table[i], p
-    return Holders(
-        starts,
-        of,
-        expert,
-        nothing,
-        nothing,
-        nothing,
-        held,
-        first,
-        nothing,
-        1,
-        nothing,
-        nothing,
-        nothing,
-        nothing,
-        nothing,
-        nothing,
-    )

@@ -29,7 +29,7 @@ def initial(records: Ints, slots: int, costs: Costs, *, group: int, policy: Poli
     group
         G, devices of a node.
     policy
-        Its evaluations and heat; no evaluations: few operations for balance alone.
+        Its evaluations; none: few operations for balance alone.
 
     Notes
     -----
@@ -42,5 +42,5 @@ def initial(records: Ints, slots: int, costs: Costs, *, group: int, policy: Poli
         table = eplb_table(window, slots, "refined")
         home = first_homes(table, records.shape[3])
         seen = Seen(0, layer, window, table, home, balance=np.inf, seconds=np.inf, group=group, costs=costs)
-        tables[layer] = planned(seen, policy)
+        tables[layer] = planned(seen, policy, policy.evaluations)
     return tables

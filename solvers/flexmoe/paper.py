@@ -2,7 +2,7 @@
 
 To be imported in the call that needs it.
 
-Algorithm 3, whose capacities are whole numbers here, is `step_split.capacity_deal`. Algorithm 2 shrinks no expert's
+Algorithm 3, whose capacities are whole numbers here, is `step_deals.capacity_deal`. Algorithm 2 shrinks no expert's
 only replica, puts the new one where Eq. 5 is least, and no expert is on a device twice. Eq. 8 takes the busier
 direction of every port.
 

@@ -11,6 +11,8 @@ from ..arrays import Bools, Ints
 from .follow import Seen, step_seconds
 from .rivals import eplb_table
 
+LONG = 10  # one search that is due in so many is so many times as long
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -25,20 +27,19 @@ class Policy:
     window: int = 4  #: Records
     slack: float = 0.002  #: How much more than the mean a device may have before operations are looked for
     kicks: int = 30  #: Of the operations, where the ones that pay do not bring the balance below the trigger
-    evaluations: int = 400  #: Of the search by seconds; 0: balance alone
-    heat_s: float = 2e-6  #: Of the search: what a move may cost more at its start
+    evaluations: int = 400  #: Of the search by seconds, of one in ten ten times as many; 0: balance alone
 
     def __call__(self, seen: Seen) -> Ints | None:
         """The table of least seconds found, if what it saves within the horizon exceeds the price of its moves."""
-        due = self.every and (seen.record + seen.layer) % self.every == 0
-        if seen.balance <= self.trigger and not due:
+        turn, every = seen.record + seen.layer, self.every
+        if seen.balance <= self.trigger and not (every and turn % every == 0):
             return None
-        table = planned(seen, self)
+        table = planned(seen, self, self.evaluations * (LONG if every and turn % (every * LONG) == 0 else 1))
         return table if pays(table, seen, self.horizon) else None
 
 
-def planned(seen: Seen, policy: Policy) -> Ints:
-    """A table for the records of a window: operations for balance, then the search by seconds.
+def planned(seen: Seen, policy: Policy, evaluations: int) -> Ints:
+    """A table for the records of a window: operations for balance, then so much of a search by seconds.
 
     Operations are the few that pay, or where these leave the load out of balance, as many as settle it, from where they
     end or from EPLB's placement, whichever is worth most with the price of its moves. Where replicas are free, homes
@@ -62,10 +63,10 @@ def planned(seen: Seen, policy: Policy) -> Ints:
         starts = [(few, free), (published, free), *([(few, owned)] if homes else [])]
         tables += [settled(start, totals, kept, policy.slack, policy.kicks, seed) for start, kept in starts]
     table = min(tables, key=lambda one: busiest_ratio(one, totals) * gain_s + price_of(one, seen))
-    if policy.evaluations:
+    if evaluations:
         origin, batches = held_by(seen.table, seen), seen.window.shape[1]
         task = Search.of(pairs, batches, origin, seen.home, seen.group, seen.costs, policy.horizon)
-        table, _ = searched(table, task, policy.evaluations, policy.heat_s, seed)
+        table, _ = searched(table, task, evaluations, seed)
     return table
 
 

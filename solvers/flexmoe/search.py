@@ -15,13 +15,14 @@ from ..compiled import compiled
 from ..draws import below, unit
 from ..quota import least, nearest
 from .costs import Costs
-from .seconds import exchange_seconds, link_ratio, served_ports, sums_seconds
+from .seconds import busiest, exchange_seconds, link_ratio, served_ports, sums_seconds
 from .state import holders_in, holds, sum_ports
 
 EMPTY = -1
 DRAWN = 2  # of what could be put somewhere, the one that spares most traffic is
 FAR = 2**62
 HOPED, MORE = 0.9, 2.0  # of exchanges, what a move may leave; of the latest vector's gain, the others'
+COOLING = 1.25e-6  # of the value at the start: how much less an evaluation lets a move cost, with probability 1 / e
 AIMS = 3  # devices that moves aim at: the one of most load, of the busiest port, of most gradient rows
 
 
@@ -49,23 +50,15 @@ class Search(NamedTuple):
 
 
 @compiled
-def searched(
-    table: Ints, task: Search, evaluations: int, heat_s: float, seed: NDArray[np.uint64]
-) -> tuple[Ints, float]:
-    """The best table of so many tried, and its `value`.
-
-    Parameters
-    ----------
-    table
-        `[D, S]`, where the search starts; -1 in empty slots.
-    heat_s
-        How many seconds more a move may cost at the start, with probability 1 / e; falls to 0.
+def searched(table: Ints, task: Search, evaluations: int, seed: NDArray[np.uint64]) -> tuple[Ints, float]:
+    """The best table of so many tried, and its `value`, from a table `[D, S]` on, -1 in empty slots.
 
     Notes
     -----
-    Half of the moves are aimed at a device that is busiest in some respect. A move trades two slots; puts an expert
-    into an empty slot, or that of a replica; empties that of a replica; gives an expert one more replica on every node;
-    or takes all of its replicas off a node. The last two are several changes at once: each alone may cost seconds.
+    Annealing: the longer a search is, the more a move may cost at its start. Half of the moves are aimed at a device
+    that is busiest in some respect. A move trades two slots; puts an expert into an empty slot, or that of a replica;
+    empties that of a replica; gives an expert one more replica on every node; or takes all of its replicas off a node.
+    The last two are several changes at once: each alone may cost seconds.
     """
     num_experts = task.totals.shape[1]
     now, held = table.copy(), holds(table, num_experts)
@@ -73,7 +66,7 @@ def searched(
     aims = np.zeros(AIMS, np.int64)
     known = np.zeros(len(task.pairs))
     value = seconds_of(now, held, task, np.inf, aims, known)
-    best, best_value, tried, exchanges = now.copy(), value, aims.copy(), known.copy()
+    cooling_s, best, best_value, tried, exchanges = COOLING * value, now.copy(), value, aims.copy(), known.copy()
     change = np.empty((2 * len(table) + 2, 4), np.int64)  # device, slot, expert before and after
     done = 0
     for _ in range(20 * evaluations):
@@ -82,7 +75,7 @@ def searched(
         n = _move(now, held, count, task, aims, change, seed)
         if n == 0:
             continue
-        limit = value - heat_s * (1 - done / evaluations) * np.log(max(unit(seed), 1e-9))
+        limit = value - cooling_s * (evaluations - done) * np.log(max(unit(seed), 1e-9))
         done += 1
         exchanges[:] = known
         new = seconds_of(now, held, task, limit, tried, exchanges)
@@ -111,27 +104,18 @@ def seconds_of(table: Ints, held: Bools, task: Search, limit: float, aims: Ints,
     holders = holders_in(table, task.totals.shape[1], task.group)
     rows = sum_ports(holders)
     value += sums_seconds(rows, costs, True)
-    least_s = costs.pair_s * task.totals.sum() / num_devices / num_vectors
-    rest = HOPED * known.mean()
-    if value + least_s + rest > limit:
+    value += costs.pair_s * task.totals.sum() / num_devices / num_vectors
+    if value + HOPED * known.mean() > limit:
         return np.inf
-    ratio = link_ratio(costs)
-    most = np.empty(num_vectors, np.int64)
-    worst = 0
-    for b in range(num_vectors):
-        most[b], _, load = least(task.totals[b], holders)
-        least_s += (costs.pair_s * most[b] - costs.pair_s * task.totals[b].sum() / num_devices) / num_vectors
-        if value + least_s + rest > limit:
-            return np.inf
-        if most[b] > worst:
-            worst, aims[0] = most[b], load.argmax()
-    value += least_s
-    slowest, before = 0.0, known.copy()
+    ratio, worst, slowest, before = link_ratio(costs), 0, 0.0, known.copy()
     for b in range(num_vectors - 1, -1, -1):  # the latest first
-        served = nearest(task.pairs[b], task.totals[b], holders, most[b], ratio)
+        most, _, load = least(task.totals[b], holders)
+        if most > worst:
+            worst, aims[0] = most, load.argmax()
+        served = nearest(task.pairs[b], task.totals[b], holders, most, ratio)
         ports = served_ports(task.pairs[b], served, holders)
         known[b] = exchange_seconds(ports, costs, task.batches, True)
-        value += known[b] / num_vectors
+        value += (costs.pair_s * (most - task.totals[b].sum() / num_devices) + known[b]) / num_vectors
         likely = before[:b].sum() + b * min(0.0, known[b] - before[b]) * MORE
         if value + likely / num_vectors > limit:
             return np.inf
@@ -151,22 +135,24 @@ def _busiest_port(near: Floats, far: Floats) -> int:
 
 @compiled
 def price(held: Bools, task: Search) -> float:
-    """Seconds per step of what moves, one after the other: cells that a device holds newly, or homes that it lost."""
-    costs, cells = task.costs, 0.0
+    """Seconds per step of what moves: (4), by the cells that devices hold newly, or by the homes that they lost."""
+    costs = task.costs
     num_devices, num_experts = held.shape
+    ports = np.zeros((2, num_devices))
     for e in range(num_experts):
         if costs.replicas_free:
             if not held[task.home[e], e]:
                 node = task.home[e] // task.group
                 near = held[node * task.group : (node + 1) * task.group, e].any()
-                cells += costs.intra_sum_s_per_byte if near else costs.inter_sum_s_per_byte
+                ports[0 if near else 1, task.home[e]] += 1
             continue
         for d in range(num_devices):
             if held[d, e] and not task.origin[d, e]:
                 node = d // task.group
                 near = task.origin[node * task.group : (node + 1) * task.group, e].any()
-                cells += costs.intra_sum_s_per_byte if near else costs.inter_sum_s_per_byte
-    return costs.moved_bytes * cells / task.horizon
+                ports[0 if near else 1, d] += 1
+    near_s = costs.intra_sum_s_per_byte * busiest(ports[0], True)
+    return costs.moved_bytes * max(near_s, costs.inter_sum_s_per_byte * busiest(ports[1], True)) / task.horizon
 
 
 @compiled

@@ -10,7 +10,7 @@ import numpy as np
 from ..arrays import Floats, Ints
 from ..compiled import compiled
 from ..quota import Holders, least, nearest
-from ..step_split import QUOTA, dealt, pair_ports
+from ..step_deals import QUOTA, dealt, pair_ports
 from .costs import EXCHANGES, Costs
 from .state import sum_ports
 

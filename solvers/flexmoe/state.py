@@ -10,125 +10,21 @@ import numpy as np
 
 from ..arrays import Bools, Floats, Ints
 from ..compiled import compiled
-from ..quota import Holders
+from ..quota import Holders, in_cells, slots_of
 from .costs import Costs
-
-NOBODY = -1
 
 
 @compiled
 def slots_in(table: Ints, num_experts: int) -> Holders:
-    """Who holds what in a table, without the cells and arcs of `holders_in`: as much as `quota.relieve` needs."""
+    """Who holds what in a table, as `quota.slots_of` has it; `column` is the slot's place in the flat table."""
     num_devices, width = table.shape
-    first = np.zeros(num_experts + 1, np.int64)
-    held_first = np.zeros(num_devices + 1, np.int64)
-    for d in range(num_devices):
-        held_first[d + 1] = held_first[d]
-        for s in range(width):
-            if table[d, s] >= 0:
-                first[table[d, s] + 1] += 1
-                held_first[d + 1] += 1
-    for e in range(num_experts):
-        first[e + 1] += first[e]
-    num_slots = first[num_experts]
-    device, expert = np.empty(num_slots, np.int64), np.empty(num_slots, np.int64)
-    column, held = np.empty(num_slots, np.int64), np.empty(num_slots, np.int64)
-    at, place = first[:-1].copy(), held_first[:-1].copy()
-    for d in range(num_devices):
-        for s in range(width):
-            e = table[d, s]
-            if e >= 0:
-                p = at[e]
-                device[p], expert[p], column[p] = d, e, d * width + s
-                at[e] += 1
-    for p in range(num_slots):
-        held[place[device[p]]] = p
-        place[device[p]] += 1
-    none = np.empty(0, np.int64)
-    return Holders(
-        first,
-        device,
-        expert,
-        none,
-        none,
-        none,
-        held,
-        held_first,
-        none,
-        num_devices,
-        column,
-        none,
-        none,
-        none,
-        none,
-        none,
-    )
+    return slots_of(table.ravel(), np.arange(num_devices + 1) * width, num_experts)
 
 
 @compiled
 def holders_in(table: Ints, num_experts: int, group: int) -> Holders:
-    """Who holds what in a table, as `quota.holders_of` has it; `column` is the slot's place in the flat table."""
-    slots = slots_in(table, num_experts)
-    first, device, expert, held = slots.first, slots.device, slots.expert, slots.held
-    held_first, column = slots.held_first, slots.column
-    num_devices, num_slots = len(table), len(device)
-    # Cells: an expert's slots on a node follow one another.
-    cell, node = np.empty(num_slots, np.int64), np.empty(num_slots, np.int64)
-    cell_first, expert_first = np.empty(num_slots + 1, np.int64), np.zeros(num_experts + 1, np.int64)
-    cells = 0
-    for e in range(num_experts):
-        expert_first[e] = cells
-        for p in range(first[e], first[e + 1]):
-            if p == first[e] or device[p] // group != node[cells - 1]:
-                node[cells], cell_first[cells] = device[p] // group, p
-                cells += 1
-            cell[p] = cells - 1
-    expert_first[num_experts], cell_first[cells] = cells, num_slots
-    # Arcs of the flow, by the node that they leave: from device to cell or cell to expert, then back.
-    experts_at, items = num_devices + cells, num_slots + cells
-    lower, upper = np.empty(items, np.int64), np.empty(items, np.int64)
-    start = np.zeros(experts_at + num_experts + 1, np.int64)
-    for i in range(items):
-        p = i if i < num_slots else cell_first[i - num_slots]
-        lower[i] = device[p] if i < num_slots else num_devices + i - num_slots
-        upper[i] = num_devices + cell[p] if i < num_slots else experts_at + expert[p]
-        if first[expert[p] + 1] - first[expert[p]] == 1:
-            lower[i] = -1
-            continue
-        start[lower[i] + 1] += 1
-        start[upper[i] + 1] += 1
-    for i in range(len(start) - 1):
-        start[i + 1] += start[i]
-    end, item = np.empty(start[-1], np.int64), np.empty(start[-1], np.int64)
-    less, more, after = np.full(items, -1), np.full(items, -1), start[:-1].copy()
-    for i in range(items):
-        if lower[i] >= 0:
-            a = after[lower[i]]
-            less[i], end[a], item[a] = a, upper[i], i
-            after[lower[i]] += 1
-    for i in range(items):
-        if lower[i] >= 0:
-            a = after[upper[i]]
-            more[i], end[a], item[a] = a, lower[i], i
-            after[upper[i]] += 1
-    return Holders(
-        first,
-        device,
-        expert,
-        cell,
-        cell_first[: cells + 1],
-        expert_first,
-        held,
-        held_first,
-        node[:cells],
-        group,
-        column,
-        start,
-        end,
-        item,
-        less,
-        more,
-    )
+    """Who holds what in a table, with cells and arcs."""
+    return in_cells(slots_in(table, num_experts), group)
 
 
 @compiled

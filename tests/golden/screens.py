@@ -24,6 +24,7 @@ CHANGING = (  # from run to run
     (r"\d+\.\d s, (?=feasible|optimal)", "# s, "),
     (r"compiled for .*\n", ""),
     (r"solves in \d+ s", "solves in # s"),
+    (r"(?m)^((?:plan|static|eplb every|paper).*\S) +[\d.,]+ [mu]?s$", r"\1 # s"),
     (r"[0-9a-f]{12}  \d{4}-\d\d-\d\d", "(hash)  (date)"),
 )
 

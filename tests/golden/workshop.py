@@ -103,6 +103,8 @@ def _of_plan(made: Made) -> Record:
         del outcome["wall_s"], outcome["compiled_s"]
     for member in plan["options"].get("placement", {}).get("mixture", ()):
         del member["sha256"]  # of a Parquet file, which names the version that wrote it
+    for rule in plan["options"].get("rebalancing", {}).get("followed", {}).values():
+        del rule["planning_s"]
     told = {"dispatch_model": made.plan.dispatch_model, "sidecars": sorted(made.sidecars)}
     return {
         "decisions": told | {name: plan[name] for name in ("strategies", "plan_sha256", "decisions")},

@@ -38,6 +38,54 @@ def layer_of(held: list[list[int]], num_experts: int, group: int) -> Holders:
     return holders_of(np.array(list(itertools.chain(*held)), np.int64), np.array([*map(len, held)]), num_experts, group)
 
 
+def sorted_holders(experts: Array, slots: Array, num_experts: int, group: int) -> Holders:
+    """Who holds what, by sorting."""
+    device_P = np.repeat(np.arange(len(slots)), slots)
+    order = np.lexsort((device_P, experts))
+    expert, device = experts[order].astype(np.int64), device_P[order].astype(np.int64)
+    node = device // group
+    new = np.append(True, (np.diff(expert) != 0) | (np.diff(node) != 0))[: len(order)]
+    cell, starts = np.cumsum(new) - 1, np.flatnonzero(new)
+    first = np.searchsorted(expert, np.arange(num_experts + 1))
+    cells_at, experts_at = len(slots), len(slots) + len(starts)
+    lower = np.concatenate([device, cells_at + np.arange(len(starts))])  # where an item's pairs come from
+    upper = np.concatenate([cells_at + cell, experts_at + expert[starts]])
+    shared = np.flatnonzero(np.diff(first)[np.concatenate([expert, expert[starts]])] > 1)
+    tail = np.concatenate([lower[shared], upper[shared]])
+    arcs = np.argsort(tail, kind="stable")
+    place = np.argsort(arcs)  # of an arc among the sorted ones
+    less, more = np.full((2, len(lower)), -1)
+    less[shared], more[shared] = place[: len(shared)], place[len(shared) :]
+    return Holders(
+        first=first,
+        device=device,
+        expert=expert,
+        cell=cell,
+        cell_first=np.append(starts, len(order)),
+        expert_first=np.searchsorted(expert[starts], np.arange(num_experts + 1)),
+        held=np.argsort(device, kind="stable"),
+        held_first=np.searchsorted(np.sort(device), np.arange(len(slots) + 1)),
+        node=node[starts],
+        devices_per_node=group,
+        column=order,
+        start=np.searchsorted(tail[arcs], np.arange(experts_at + num_experts + 1)),
+        end=np.concatenate([upper[shared], lower[shared]])[arcs],
+        item=np.concatenate([shared, shared])[arcs],
+        less=less,
+        more=more,
+    )
+
+
+@given(layers())
+def test_holders_are_those_that_sorting_finds(layer: tuple[Array, list[list[int]], int]) -> None:
+    pairs, held, group = layer
+    experts, slots = np.array(list(itertools.chain(*held)), np.int64), np.array([*map(len, held)])
+    found = holders_of(experts, slots, len(pairs), group)
+    expected = sorted_holders(experts, slots, len(pairs), group)
+    for name in Holders._fields:
+        assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+
+
 def programmes(pairs: Array, held: list[list[int]], group: int, ratio: int) -> tuple[int, float]:
     """The least load and the least traffic under it, by two linear programmes over every source, slot and expert."""
     routes = [(e, g, d) for d, experts in enumerate(held) for e in experts for g in range(pairs.shape[1])]

@@ -162,6 +162,8 @@ class Search:
         """
         asked, use, engine = self.task.request.dispatch_model, self.task.use, self.params.engine
         for chosen in sorted(map(strategy, STRATEGIES), key=lambda one: (searches(one), not one.shifts_load)):
+            if not engine and (reason := chosen.apart(self.task)):
+                self.refused[(Part(chosen, chosen.dispatch_models[0], STRATEGIES[chosen.name].params()),)] = reason
             for model, params in itertools.product(chosen.dispatch_models, chosen.variants(self.task)):
                 part = Part(chosen, model, params)
                 if use and (use not in chosen.uses or (use == "training" and model not in TRAINED)):

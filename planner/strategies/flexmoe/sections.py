@@ -56,8 +56,8 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     yield (
         f"a layer is looked at where its busiest device had over {percent(decision.trigger - 1)} more than the mean"
         f"{f', and after one in {decision.every} recorded steps' if decision.every else ''}: {own.changes:,} changes"
-        f" in {part.num_steps:,} recorded steps, {own.experts_moved:,} experts with new owners; {own.unpaid:,} changes"
-        " cost more than they saved until the next one, or the end"
+        f" in {part.num_steps:,} recorded steps, of which {own.unpaid:,} cost more than they saved until the next one,"
+        f" or the end; {own.experts_moved:,} experts with new owners"
     )
     yield RUNTIME
     if not options.timed:

@@ -71,6 +71,13 @@ class Flexmoe(Strategy):
         """None: auto holds samples out by hash, and this goes by time."""
         return ()
 
+    def apart(self, task: Task) -> str:
+        """That it may be worth a solve of its own, where a training run's steps came in a known order."""
+        source = task.source
+        if task.use != "training" or "step" not in source.known or source.meta.step_order == "unknown":
+            return ""
+        return f"its replicas follow the load, which later steps judge: moeplan solve --strategy {self.name}"
+
     def solve(self, task: Task) -> Solution:
         """Place replicas for the last fitted steps; slots and horizon, where none are asked for, are tried on these."""
         check_steps(task.source, task.units.num_source_ranks, task.request.cluster.num_devices, self.name)

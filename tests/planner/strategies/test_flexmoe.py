@@ -3,7 +3,8 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from moeplan.planner.evaluate.tally import Tally
 from moeplan.planner.strategies.flexmoe.rates import rates
 from moeplan.planner.strategies.flexmoe.strategy import filled
 from moeplan.planner.strategies.flexmoe.timeline import timeline_picture, trace_events, write_timeline
+from moeplan.planner.strategies.registry import strategy
 from moeplan.planner.strategies.strategy import sidecar
 from moeplan.runtime.active import load_plan
 from moeplan.runtime.plan import load
@@ -483,3 +485,12 @@ def test_a_policy_that_never_ends_is_refused(plan: Any, field: str, value: float
 def test_rates_below_zero_are_refused(plan: Any) -> None:
     with pytest.raises((InputError, CertificationError), match="pair_s -1; expected none below 0"):
         edited(plan, "decisions/rebalancing/costs/pair_s", -1.0)
+
+
+@pytest.mark.parametrize(
+    ("use", "order", "named"), [("training", "known", True), ("training", "unknown", False), ("decode", "known", False)]
+)
+def test_auto_names_it_where_a_training_run_came_in_order(use: str, order: str, named: bool) -> None:
+    source = SimpleNamespace(known={"step"}, meta=SimpleNamespace(step_order=order))
+    told = strategy("flexmoe").apart(cast(Any, SimpleNamespace(use=use, source=source)))
+    assert ("moeplan solve --strategy flexmoe" in told) == named

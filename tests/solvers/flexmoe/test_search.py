@@ -25,17 +25,15 @@ def value(table: Array, task: Search) -> float:
 
 
 @settings(max_examples=60)
-@given(layers(), st.booleans(), st.sampled_from([0.0, 1e-5]), st.integers(1, 2**32))
-def test_the_best_table_is_legal_worth_what_it_says_and_no_worse(
-    layer: Layer, free: bool, heat_s: float, seed: int
-) -> None:
+@given(layers(), st.booleans(), st.integers(1, 2**32))
+def test_the_best_table_is_legal_worth_what_it_says_and_no_worse(layer: Layer, free: bool, seed: int) -> None:
     table, pairs, group = layer
     task = task_of(table, pairs, group, free=free)
-    found, found_value = searched(table, task, 40, heat_s, np.array([seed], np.uint64))
+    found, found_value = searched(table, task, 40, np.array([seed], np.uint64))
     is_legal(found, pairs.shape[1])
     assert found_value == pytest.approx(value(found, task))
     assert found_value <= value(table, task) + 1e-15
-    again, _ = searched(table, task, 40, heat_s, np.array([seed], np.uint64))
+    again, _ = searched(table, task, 40, np.array([seed], np.uint64))
     assert found.tolist() == again.tolist()
 
 
@@ -43,31 +41,33 @@ def test_the_best_table_is_legal_worth_what_it_says_and_no_worse(
 def test_the_price_is_of_new_cells_or_of_homes_lost(layer: Layer, free: bool) -> None:
     table, pairs, group = layer
     task, after = task_of(table, pairs, group, free=free), np.roll(table, 1, axis=0)
-    cells = 0.0
+    ports = np.zeros((2, len(table)))
     for e in range(pairs.shape[1]):
         new = [task.home[e]] if free else holders(after, e)
         for d in new:
             at = holders(after if free else table, e)
             if d not in at:
                 near = any(h // group == d // group for h in at)
-                cells += COSTS.intra_sum_s_per_byte if near else COSTS.inter_sum_s_per_byte
-    assert price(holds(after, pairs.shape[1]), task) == pytest.approx(COSTS.moved_bytes * cells / 100)
+                ports[int(not near), d] += 1
+    busiest = 0.4 * ports.max(axis=1) + 0.6 * np.sqrt((ports**2).mean(axis=1))
+    row_s = max(busiest * [COSTS.intra_sum_s_per_byte, COSTS.inter_sum_s_per_byte])
+    assert price(holds(after, pairs.shape[1]), task) == pytest.approx(COSTS.moved_bytes * row_s / 100)
 
 
 def test_a_small_layer_is_placed_as_well_as_the_best_of_all_tables() -> None:
-    sets = [row for n in (1, 2) for row in itertools.combinations(range(3), n)]
+    sets = [row for n in (0, 1, 2) for row in itertools.combinations(range(3), n)]
     reached = []
     for seed in range(20):
         pairs = np.random.default_rng(seed).integers(0, 3000, (1, 3, 3))
         start = np.array([[0, -1], [1, -1], [2, -1]])
         task = task_of(start, pairs, 1, horizon=1e12)
         tables = [
-            np.array([[*row, -1][:2] for row in rows])
+            np.array([[*row, -1, -1][:2] for row in rows])
             for rows in itertools.product(sets, repeat=3)
             if {*itertools.chain(*rows)} == {0, 1, 2}
         ]
         best = min(value(table, task) for table in tables)
-        _, found = searched(start, task, 1500, 2e-5, np.array([seed + 1], np.uint64))
+        _, found = searched(start, task, 4000, np.array([seed + 1], np.uint64))
         assert found >= best - 1e-15
         reached.append(found / best)
     assert np.median(reached) == pytest.approx(1)

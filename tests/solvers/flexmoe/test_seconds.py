@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from moeplan.solvers import quota
 from moeplan.solvers.flexmoe.seconds import judged, served_ports
 from moeplan.solvers.flexmoe.state import holders_in
-from moeplan.solvers.step_split import QUOTA, capacity_deal, even_deal, pair_ports
+from moeplan.solvers.step_deals import QUOTA, capacity_deal, even_deal, pair_ports
 from tests.solvers.flexmoe.layers import COSTS, Array, layers, naive_seconds
 
 Layer = tuple[Array, Array, int]
