@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ...errors import UsageError
 from ...profilers.routed import applied, partial_sums
 from .chunks import Chunks
+from .condenser import Condenser
 from .copies import Copies, select, select_buffers
 from .layer_placement import LayerPlacement
 from .loads import Counts, Loads
@@ -84,9 +85,12 @@ class ParallelExperts(nn.Module):
         The module that computes the experts in this rank's slots.
     loads
         Where the counts of forwards that train are summed up; None: nobody asks for them.
+    condenser
+        What lets some rows stand for others in `forward`; None: all travel.
     """
 
     loads: Loads | None
+    condenser: Condenser | None
 
     def __init__(
         self,
@@ -100,7 +104,7 @@ class ParallelExperts(nn.Module):
         super().__init__()
         self.placement, self.group, self.chunks = placement, group, chunks or Chunks.whole()
         self.local = experts
-        self.weights, self.loads = Weights(experts, placement, gradient_share), None
+        self.weights, self.loads, self.condenser = Weights(experts, placement, gradient_share), None, None
         self._count_held()
         self.sample = self.position = torch.zeros(0, dtype=torch.int64, device=placement.slot_of_expert.device)
         self._last = _Last()
@@ -149,11 +153,20 @@ class ParallelExperts(nn.Module):
         A collective call.
         """
         self._refuse_other_turns()
-        copies = self._copies(ids_TK, self.devices(ids_TK))
+        device_TK, fold = self.devices(ids_TK), None
+        if self.condenser is not None:
+            fold = self.condenser.fold(
+                x_TM, ids_TK, weight_TK, device_TK, self.chunks, self.group, training=self.training
+            )
+        copies = self._copies(ids_TK, device_TK) if fold is None else fold.copies
         trip = Trip(copies, self.chunks, self.contributions, self.weights, self.group)
-        y_nM = self._taken(trip, x_TM, weight_TK)
+        if fold is None:
+            y_nM = self._taken(trip, x_TM, weight_TK)
+            with lap("combine"):
+                return copies.summed(y_nM, len(x_TM))
+        y_mM = self._taken(trip, fold.x_mM, fold.weight_mK, condensed=fold.condensed)
         with lap("combine"):
-            return copies.summed(y_nM, len(x_TM))
+            return fold.spread(y_mM, len(x_TM))
 
     @uncompiled
     def carry(
@@ -211,11 +224,11 @@ class ParallelExperts(nn.Module):
         assert trip.tag is not None
         return y_nM, trip.tag.long()
 
-    def _taken(self, trip: Trip, x_TM: Tensor, weight_TK: Tensor) -> Tensor:
-        """Rows that a trip brings; `traffic` is then that of the trip."""
+    def _taken(self, trip: Trip, x_TM: Tensor, weight_TK: Tensor, *, condensed: int = 0) -> Tensor:
+        """Rows that a trip brings, which spares copies; `traffic` is then that of the trip."""
         self._last.pairs = 0
         y_nM = trip.take(x_TM, weight_TK)
-        self._last.sent = trip.sent(self._last.pairs)
+        self._last.sent = trip.sent(self._last.pairs, condensed)
         if trip.recording and not in_backward():
             self._last.trips.add(trip)
         if self.loads is not None and y_nM.requires_grad:
@@ -224,12 +237,13 @@ class ParallelExperts(nn.Module):
         return y_nM
 
     def _refuse_other_turns(self) -> None:
-        """Refuse to run a forward again that another has followed: replicas took turns by its tokens."""
+        """Refuse to run a forward again that another has followed: what it went by is known of the last alone."""
         turns = self.placement.rows is not None and self.placement.quota is None
-        if turns and self._last.waiting > 1 and in_backward():
+        if (turns or self.condenser is not None) and self._last.waiting > 1 and in_backward():
+            what = "a placement with replicas" if turns else "condensation"
             raise UsageError(
-                "two checkpointed forwards before one backward under a placement with replicas; run backward after each"
-                " forward, or checkpoint around less than the routed block"
+                f"two checkpointed forwards before one backward under {what}; run backward after each forward, or"
+                " checkpoint around less than the routed block"
             )
 
     def devices(self, ids_TK: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ class Traffic:
     kv_bytes: int = 0  #: Keys and values *received* (`coherent`)
     #: Hidden vectors, or generated tokens, and token numbers sent home after the last layer (`coherent`)
     return_bytes: int = 0
+    condensed: int = 0  #: Hidden vectors not sent, dispatch and combine, as others stood for them
     loads: tuple[int, ...] = ()  #: Token-expert pairs that this rank computed, one number a layer
 
     def __add__(self, later: "Traffic") -> "Traffic":
@@ -48,6 +49,7 @@ class Sent(NamedTuple):
     columns: Columns  #: Of a copy, the hidden vector first
     tag_bytes: int  #: Beside each partial sum
     pairs: int  #: Of tokens and experts, which this rank computed
+    condensed: int = 0  #: Copies for which others travelled
 
     @property
     def traffic(self) -> Traffic:
@@ -58,5 +60,6 @@ class Sent(NamedTuple):
             copies=out + on,
             payload_bytes=(out + on) * x_bytes,
             ids_bytes=out * sum(beside_bytes) + on * self.tag_bytes,
+            condensed=2 * self.condensed,
             loads=(self.pairs,),
         )

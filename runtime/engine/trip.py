@@ -191,10 +191,10 @@ class Trip:
         sent_PD, received_PD = heard_D2PD.sum(0)
         return Route(sent_PD.tolist(), received_PD.tolist(), self.group)
 
-    def sent(self, pairs: int) -> Sent:
-        """Routes of the forward pass, in which this rank computed so many token-expert pairs."""
+    def sent(self, pairs: int, condensed: int = 0) -> Sent:
+        """Routes of the forward pass, in which this rank computed so many token-expert pairs, and spared copies."""
         tag_bytes = 0 if self.destination is None else self.copies.beside.element_size()
-        return Sent(self.out, None if self.stays else self.back, self.columns, tag_bytes, pairs)
+        return Sent(self.out, None if self.stays else self.back, self.columns, tag_bytes, pairs, condensed)
 
 
 class _Travel(torch.autograd.Function):

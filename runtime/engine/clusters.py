@@ -1,0 +1,124 @@
+"""Clusters of copies: rows for one device and the same experts, so near to one another that one stands for all.
+
+Legend: T tokens; n copies; K experts per token; M hidden size; B blocks; w rows of the widest block of a batch; g
+groups of copies that ask one device for the same experts.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .copies import Copies
+
+BLOCK = 1024  # most rows that are compared with one another: cost is linear in tokens beyond
+NARROWEST = 0.8  # of the widest block of a batch, whose rows the others are padded to
+MOST_PAIRS = 2**20  # of a batch; 64 times as many on a GPU
+
+Cover = Callable[[Tensor], Tensor]  # serves [B, w, w] -> the row that stands for each, [B, w]
+
+
+@torch.no_grad()
+def clusters(copies: Copies, x_TM: Tensor, share_nK: Tensor, reach_n: Tensor, cover: Cover) -> Tensor:
+    """The copy that stands for each copy, int64 `[n]`, its own number where it travels.
+
+    Row j may stand for row i if their distance is within i's reach,
+
+        d_ij = sqrt(2 - 2 u_i u_j) + |share_i - share_j|_1 / 2 <= reach_i,   u = x / |x|                           (1)
+
+    where both ask one device for the same experts. At most `BLOCK` such rows are compared with one another.
+
+    Parameters
+    ----------
+    copies
+        In one piece.
+    share_nK
+        Each asked expert's part of a copy's gate weight, by ascending expert, 0 for those that are not asked.
+    reach_n
+        0 for copies that travel as they are.
+    """
+    with torch.autocast(x_TM.device.type, enabled=False):
+        stands_n = torch.arange(len(copies.row), device=x_TM.device)
+        u_TM = functional.normalize(x_TM.float(), dim=1)
+        for place_Bw, real_Bw in _batches(*_grouped(copies, reach_n)):
+            u_BwM = u_TM[copies.row[place_Bw]]
+            reach_Bww = reach_n[place_Bw].float().where(real_Bw, -1)[:, None, :]
+            if share_nK.shape[1] > 1:
+                share_BwK = share_nK[place_Bw].float()
+                reach_Bww = reach_Bww - torch.cdist(share_BwK, share_BwK, p=1) / 2
+            least_Bww = (1 - reach_Bww.square() / 2).where(reach_Bww >= 0, torch.inf)
+            serves_Bww = (u_BwM @ u_BwM.mT >= least_Bww) & real_Bw[:, :, None]  # (1), squared
+            stands_n[place_Bw[real_Bw]] = place_Bw.gather(1, cover(serves_Bww))[real_Bw]
+    return stands_n
+
+
+def _grouped(copies: Copies, reach_n: Tensor) -> tuple[Tensor, Tensor]:
+    """Copies that may be condensed, by group, then number, int64, and the sizes of groups, int64 `[g]`."""
+    free_n = (reach_n > 0).nonzero().flatten()
+    key_n = copies.place[free_n]
+    ids_nK = copies.beside[free_n].sort(dim=1).values.long()
+    span = int(ids_nK.max()) + 2 if len(ids_nK) else 1
+    for ids_n in ids_nK.T:
+        key_n = (key_n * span + ids_n + 1).unique(return_inverse=True)[1]
+    return free_n[key_n.argsort(stable=True)], key_n.bincount()
+
+
+def _batches(order_n: Tensor, group_sizes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Blocks of about equal size side by side: their copies, int64 `[B, w]`, and where these are no padding."""
+    size_g = group_sizes.cpu().numpy()
+    count_g = -(-size_g // BLOCK)
+    number_B = np.arange(count_g.sum()) - np.repeat(count_g.cumsum() - count_g, count_g)
+    size_B, count_B = (np.repeat(of_g, count_g) for of_g in (size_g, count_g))
+    end_B = (number_B + 1) * size_B // count_B
+    first_B = number_B * size_B // count_B
+    size_B, first_B = end_B - first_B, first_B + np.repeat(size_g.cumsum() - size_g, count_g)
+    widest_first = np.argsort(-size_B, kind="stable")
+    widest_first = widest_first[: np.count_nonzero(size_B > 1)]
+    device = order_n.device
+    most = MOST_PAIRS if device.type == "cpu" else 64 * MOST_PAIRS
+    while len(widest_first):
+        width = int(size_B[widest_first[0]])
+        near = int(np.count_nonzero(size_B[widest_first] >= NARROWEST * width))
+        batch, widest_first = np.split(widest_first, [min(near, max(1, most // width**2))])
+        place_w = torch.arange(width, device=device)
+        first_B1, size_B1 = (torch.from_numpy(of_B[batch, None]).to(device) for of_B in (first_B, size_B))
+        yield order_n[(first_B1 + place_w).clamp(max=len(order_n) - 1)], place_w < size_B1
+
+
+def sequential(serves_Bww: Tensor) -> Tensor:
+    """The priority cover, one row after another."""
+    from ...solvers.cover import priority_cover
+
+    return torch.from_numpy(priority_cover(serves_Bww.numpy()))
+
+
+def rounds(serves_Bww: Tensor) -> Tensor:
+    """The priority cover, to the bit, in rounds that treat all rows at once.
+
+    A row is kept once no earlier row that serves it is undecided or kept. It is covered once one is kept.
+    """
+    order_Bw = serves_Bww.sum(2).argsort(dim=1, descending=True, stable=True)
+    blocks_B11 = torch.arange(len(serves_Bww), device=serves_Bww.device)[:, None, None]
+    earlier_Bww = serves_Bww[blocks_B11, order_Bw[:, :, None], order_Bw[:, None, :]].triu(1)
+    undecided_Bw = torch.ones_like(order_Bw, dtype=torch.bool)
+    kept_Bw = torch.zeros_like(undecided_Bw)
+    while undecided_Bw.any():
+        kept_Bw |= undecided_Bw & ~(earlier_Bww & undecided_Bw[:, :, None]).any(1)
+        undecided_Bw &= ~(kept_Bw | (earlier_Bww & kept_Bw[:, :, None]).any(1))
+    by_Bww = (earlier_Bww | torch.eye(kept_Bw.shape[1], dtype=torch.bool, device=kept_Bw.device)) & kept_Bw[:, :, None]
+    first_Bw = order_Bw.gather(1, by_Bww.to(torch.uint8).argmax(1))
+    return torch.empty_like(first_Bw).scatter_(1, order_Bw, first_Bw)
+
+
+def priority(serves_Bww: Tensor) -> Tensor:
+    """The priority cover, as is fastest where the rows are."""
+    return sequential(serves_Bww) if serves_Bww.device.type == "cpu" else rounds(serves_Bww)
+
+
+def star(serves_Bww: Tensor) -> Tensor:
+    """The paper's cover, one row after another; hundreds of dependent steps, on the host."""
+    from ...solvers.cover import star_cover
+
+    return torch.from_numpy(star_cover(serves_Bww.cpu().numpy())).to(serves_Bww.device)

@@ -1,0 +1,96 @@
+"""The condensation of one layer: which copies of a forward travel as one row, and how many rows that saves."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...errors import UsageError
+from .chunks import Chunks
+from .clusters import clusters, priority, star
+from .copies import Copies, select
+from .fold import Fold, asked
+from .weights import in_backward
+
+
+class Condenser:
+    """Folds the copies that a layer sends to other devices; decisions are this rank's alone.
+
+    Parameters
+    ----------
+    cosine
+        Whether `reach` is a distance of directions (LUFFY) and rows are chosen as the paper does; else it is the error
+        that a copy may add: its gate weights times the distance.
+    gain_E
+        What errors are taken times, by expert, float32 `[E]`; None: 1.
+
+    Attributes
+    ----------
+    reach
+        How far a copy may be from the one that stands for it; None or 0: nothing is condensed.
+    in_eval
+        Whether copies are condensed outside training, too.
+    rows, saved
+        Copies for other devices in forwards that train, and those of them that did not travel, since they were set.
+    """
+
+    def __init__(self, *, cosine: bool, medoid: bool, gain_E: Tensor | None = None) -> None:
+        self.cosine, self.medoid, self.gain_E = cosine, medoid, gain_E
+        self.reach: float | None = None
+        self.in_eval = False
+        self.rows = self.saved = 0
+        # Experts that the last forward asked, and the copies that stood for its copies; None: all travelled
+        self._last: tuple[Tensor, Tensor | None] | None = None
+
+    def fold(
+        self,
+        x_TM: Tensor,
+        ids_TK: Tensor,
+        weight_TK: Tensor,
+        device_TK: Tensor,
+        chunks: Chunks,
+        group: dist.ProcessGroup | None,
+        *,
+        training: bool,
+    ) -> Fold | None:
+        """The rows that travel; None: all copies do. A forward that runs again folds as it did.
+
+        Raises
+        ------
+        UsageError
+            Another forward than the last runs again.
+        """
+        again, on = in_backward(), bool(self.reach) and (training or self.in_eval)
+        if again and (self._last is None or not torch.equal(self._last[0], ids_TK)):
+            raise UsageError(
+                "a checkpointed forward with condensation is run again after another forward; run backward after each"
+            )
+        if not again:
+            self._last = ids_TK, None
+        assert self._last is not None
+        if not (on if not again else self._last[1] is not None):
+            return None
+        copies = select(ids_TK, device_TK, None, (1, dist.get_world_size(group)))
+        if not again:
+            self._last = ids_TK, self._stands(copies, x_TM, weight_TK, dist.get_rank(group), training=training)
+        stands_n = self._last[1]
+        return None if stands_n is None else Fold.of(copies, x_TM, weight_TK, stands_n, chunks, medoid=self.medoid)
+
+    @torch.no_grad()
+    def _stands(self, copies: Copies, x_TM: Tensor, weight_TK: Tensor, rank: int, *, training: bool) -> Tensor | None:
+        """The copy that stands for each; None: each for itself."""
+        assert self.reach is not None
+        number_n = torch.arange(len(copies.row), device=x_TM.device)
+        ids_nK, weight_nK = asked(copies, weight_TK, number_n)
+        gate_n1 = weight_nK.sum(1, keepdim=True)
+        if self.cosine:
+            reach_n = torch.full_like(gate_n1[:, 0], self.reach)
+        else:
+            error_nK = weight_nK if self.gain_E is None else weight_nK * self.gain_E[ids_nK.long()]
+            reach_n = self.reach / error_nK.sum(1)
+        remote_n = copies.place != rank
+        reach_n.masked_fill_(~remote_n | (gate_n1[:, 0] <= 0), 0)
+        stands_n = clusters(copies, x_TM, weight_nK / gate_n1, reach_n, star if self.cosine else priority)
+        condensed = int((stands_n != number_n).sum())
+        if training:
+            self.rows, self.saved = self.rows + int(remote_n.sum()), self.saved + condensed
+        return stands_n if condensed else None
