@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from ..traces.schema import RANK_BITS
 from .coherent.generation import Request, generate
+from .condensation import Condensation
 from .decisions import DispatchModel
 from .dispatch.dispatch import Batch, Dispatch, view_of_whole
 from .engine.layer import ParallelExperts, RoutedTokens
@@ -41,6 +42,8 @@ class ExpertParallelModel(nn.Module):
     routed: tuple[RoutedTokens, ...]  #: What the last forward routed here, one item a layer
     #: What was done for the load of a training; None: the plan's replicas stay where they are
     rebalancing: Rebalancer | None = None
+    #: Rows that need not travel; None: all do
+    condensation: Condensation | None = None
 
     def __init__(
         self,

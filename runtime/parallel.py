@@ -20,6 +20,8 @@ from ..solvers import contiguous
 from ..solvers.arrays import Ints
 from ..solvers.placement import Placement
 from .active import LoadedPlan
+from .condensation import Condensation
+from .condensation import check as check_condensation
 from .decisions import DispatchModel
 from .dispatch import DISPATCHES
 from .dispatch.dispatch import Dispatch
@@ -133,6 +135,8 @@ def parallelize(
     collect_before_steps(model)
     if plan.decisions.rebalancing is not None:
         spread.rebalancing = Rebalancer(plan, spread.blocks, group, schedule)
+    if plan.decisions.condensation is not None:
+        spread.condensation = Condensation(plan.decisions.condensation, spread.blocks, group)
     return spread
 
 
@@ -178,6 +182,7 @@ def _dispatcher(model: nn.Module, plan: Plan, dispatch: DispatchModel, num_ranks
         )
     if mismatch := _mismatch(model, routed_blocks(model), plan):
         raise MismatchError(mismatch)
+    check_condensation(plan, dispatch)
     return DISPATCHES[dispatch].of(plan, plan.folder if isinstance(plan, LoadedPlan) else None)
 
 

@@ -28,6 +28,11 @@ def placed(plan: Plan, engine: str) -> Placement:
             f"the plan moves samples between ranks (sample_policy), and {engine} cannot; make one with moeplan solve"
             " --strategy eplb"
         )
+    if plan.decisions.condensation is not None:
+        raise UsageError(
+            f"the plan lets rows stand for others (condensation), and {engine} cannot; make one with moeplan solve"
+            " --strategy eplb"
+        )
     if plan.dispatch_model != "standard":
         raise UsageError(
             f"the plan was made for {plan.dispatch_model} dispatch, and in {engine} every token returns to its home"

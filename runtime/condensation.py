@@ -1,0 +1,139 @@
+"""Condensation of a model that trains: how far copies may be apart, and how that follows the share saved or the loss.
+
+Legend: E experts; D ranks.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import UsageError
+from .decisions import CondensationDecision, DispatchModel
+from .engine.condenser import Condenser
+from .engine.gather import all_gather
+from .engine.layer import ParallelExperts
+from .engine.watch import naming_lost_ranks
+from .plan import Plan
+
+LOSS_DIGITS = 20  # binary ones, to which the mean loss is rounded
+
+
+class Condensation:
+    """Copies that the blocks of a model let others stand for, by its plan's decision.
+
+    Attributes
+    ----------
+    tau
+        How far a copy may be from the one that stands for it: the error that it may add, or, under `star`, a distance
+        sqrt(2 - 2 cosine). None: nothing is condensed before `step` says a loss.
+    saved
+        Share of the copies for other devices that did not travel, of all ranks, between the last two calls of `step`;
+        None: there were none.
+    """
+
+    def __init__(
+        self, decision: CondensationDecision, blocks: Sequence[ParallelExperts], group: dist.ProcessGroup | None
+    ) -> None:
+        self.decision, self.group = decision, group
+        self.saved: float | None = None
+        self._first_loss: float | None = None
+        self._condensers = list[Condenser]()
+        for layer, block in enumerate(blocks):
+            if decision.layers is None or layer in decision.layers:
+                device = block.placement.slot_of_expert.device
+                gain_E = None if decision.gains is None else torch.tensor(decision.gains[layer], device=device)
+                block.condenser = Condenser(
+                    cosine=decision.criterion == "star", medoid=decision.medoid, gain_E=gain_E
+                )
+                self._condensers.append(block.condenser)
+        self._device = blocks[0].placement.slot_of_expert.device
+        self.in_eval = False
+        self.tau = decision.tau if decision.threshold is None else distance(decision.threshold)
+
+    @property
+    def tau(self) -> float | None:
+        """How far a copy may be from the one that stands for it."""
+        return self._tau
+
+    @tau.setter
+    def tau(self, tau: float | None) -> None:
+        self._tau = tau
+        for condenser in self._condensers:
+            condenser.reach = tau
+
+    @property
+    def in_eval(self) -> bool:
+        """Whether copies are condensed outside training, too."""
+        return self._in_eval
+
+    @in_eval.setter
+    def in_eval(self, in_eval: bool) -> None:
+        self._in_eval = in_eval
+        for condenser in self._condensers:
+            condenser.in_eval = in_eval
+
+    @naming_lost_ranks()
+    def step(self, loss: Tensor | float) -> None:
+        """Follow the schedule after a step of this loss, the mean of this rank's tokens; a collective call.
+
+        All ranks take the same `tau`.
+        """
+        rows, saved = (sum(getattr(one, name) for one in self._condensers) for name in ("rows", "saved"))
+        for condenser in self._condensers:
+            condenser.rows = condenser.saved = 0
+        loss = float(loss.detach() if isinstance(loss, Tensor) else loss)
+        told_3 = torch.tensor([loss, rows, saved], dtype=torch.float64, device=self._device)
+        heard_3D = told_3.new_empty(dist.get_world_size(self.group) * 3)
+        if (work := all_gather(heard_3D, told_3, self.group)) is not None:
+            work.wait()
+        losses, rows_D, saved_D = zip(*heard_3D.view(-1, 3).tolist(), strict=True)
+        self.saved = sum(saved_D) / sum(rows_D) if sum(rows_D) else None
+        if math.isfinite(mean := sum(losses) / len(losses)):
+            self._follow(round(mean * 2**LOSS_DIGITS) / 2**LOSS_DIGITS)
+
+    def _follow(self, loss: float) -> None:
+        decision = self.decision
+        if decision.schedule == "share" and self.saved is not None:
+            assert self.tau is not None
+            assert decision.target is not None
+            self.tau *= math.exp(decision.target - self.saved)
+        elif decision.schedule == "paper":
+            assert decision.h_max is not None
+            self._first_loss = first = self._first_loss or loss
+            decrease = (first - loss) / first if first else 0.0
+            self.tau = distance(2 * decision.h_max / (1 + math.exp(min(decision.kappa * decrease, 700))))
+
+
+def distance(cosine: float) -> float:
+    """The distance of two directions, sqrt(2 - 2 cosine)."""
+    return math.sqrt(2 - 2 * min(max(cosine, -1.0), 1.0))
+
+
+def check(plan: Plan, dispatch: DispatchModel) -> None:
+    """Refuse a plan whose condensation cannot be carried out beside its other decisions.
+
+    Raises
+    ------
+    UsageError
+        The dispatch model lets tokens live elsewhere, buffers have a fixed capacity, or similarities are guessed.
+    """
+    decision, pipeline = plan.decisions.condensation, plan.decisions.pipeline
+    if decision is None:
+        return
+    if dispatch not in decision.dispatch_models:
+        raise UsageError(
+            f"condensation beside {dispatch} dispatch, under which tokens do not return; parallelize with"
+            " dispatch='standard'"
+        )
+    if pipeline is not None and pipeline.capacity_factor is not None:
+        raise UsageError(
+            "a fixed capacity beside condensation: buffers hold a row for every copy; take one of them"
+        )
+    if decision.s1 is not None:
+        raise UsageError(
+            "condensation by the similarities of the layer before (s1, s2): the runtime computes every layer's own;"
+            " leave them out"
+        )
