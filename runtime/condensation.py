@@ -45,9 +45,7 @@ class Condensation:
             if decision.layers is None or layer in decision.layers:
                 device = block.placement.slot_of_expert.device
                 gain_E = None if decision.gains is None else torch.tensor(decision.gains[layer], device=device)
-                block.condenser = Condenser(
-                    cosine=decision.criterion == "star", medoid=decision.medoid, gain_E=gain_E
-                )
+                block.condenser = Condenser(cosine=decision.criterion == "star", medoid=decision.medoid, gain_E=gain_E)
                 self._condensers.append(block.condenser)
         self._device = blocks[0].placement.slot_of_expert.device
         self.in_eval = False
@@ -129,9 +127,7 @@ def check(plan: Plan, dispatch: DispatchModel) -> None:
             " dispatch='standard'"
         )
     if pipeline is not None and pipeline.capacity_factor is not None:
-        raise UsageError(
-            "a fixed capacity beside condensation: buffers hold a row for every copy; take one of them"
-        )
+        raise UsageError("a fixed capacity beside condensation: buffers hold a row for every copy; take one of them")
     if decision.s1 is not None:
         raise UsageError(
             "condensation by the similarities of the layer before (s1, s2): the runtime computes every layer's own;"

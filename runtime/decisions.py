@@ -283,7 +283,7 @@ class CondensationDecision(Decision):
     s2: float | None = Field(default=None, ge=-1, le=1)
     medoid: bool = False  #: Whether the row that stands for others travels as it is; else their mean does
     layers: tuple[Layer, ...] | None = None  #: Ordinals of the MoE layers that condense, ascending; None: all
-    #: An expert's gain over the norm of the residual stream, by layer, then expert, which errors are taken times; None: 1
+    #: What errors are taken times, by layer, then expert: its gain over the norm of the residual stream; None: 1
     gains: tuple[tuple[Annotated[float, Field(ge=0)], ...], ...] | None = None
 
     def check(self, model: ModelSpec, _cluster: Cluster, /) -> None:

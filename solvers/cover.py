@@ -58,9 +58,9 @@ def _priority(serves_Bnn: Bools) -> Ints:
         for row in range(size):
             order_n[place_n[rank_n[row]]] = row
             place_n[rank_n[row]] += 1
-        for row in order_n:
-            if kept_Bn[block, row] < 0:
-                _keep(serves_Bnn[block], kept_Bn[block], row)
+        for place in range(size):
+            if kept_Bn[block, order_n[place]] < 0:
+                _keep(serves_Bnn[block], kept_Bn[block], order_n[place])
     return kept_Bn
 
 

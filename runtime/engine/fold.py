@@ -19,11 +19,11 @@ class Fold:
     """One row in place of each cluster of copies; plain autograd, so that gradients need no code of their own."""
 
     copies: Copies  #: Of the rows that travel, each its own token
-    x_mM: Tensor
-    weight_mK: Tensor
+    x: Tensor  #: What travels, `[m, M]`
+    weight: Tensor  #: Gate weights beside it, `[m, K]`
     whole: Copies  #: The copies before
     row_n: Tensor  #: The row that stands for each, int64 `[n]`
-    scale_n1: Tensor  #: The factor of its sum for each; 1 for a copy that travels as it is
+    scale: Tensor  #: The factor of its sum for each, `[n, 1]`; 1 for a copy that travels as it is
 
     @classmethod
     def of(
@@ -78,11 +78,11 @@ class Fold:
     @property
     def condensed(self) -> int:
         """Copies that do not travel."""
-        return len(self.row_n) - len(self.x_mM)
+        return len(self.row_n) - len(self.x)
 
     def spread(self, y_mM: Tensor, num_tokens: int) -> Tensor:
         """The sum over the copies of each token, `[T, M]`, of the partial sums of rows."""
-        return self.whole.summed((y_mM[self.row_n] * self.scale_n1).to(y_mM.dtype), num_tokens)
+        return self.whole.summed((y_mM[self.row_n] * self.scale).to(y_mM.dtype), num_tokens)
 
 
 def asked(copies: Copies, weight_TK: Tensor, number_c: Tensor) -> tuple[Tensor, Tensor]:

@@ -164,7 +164,7 @@ class ParallelExperts(nn.Module):
             y_nM = self._taken(trip, x_TM, weight_TK)
             with lap("combine"):
                 return copies.summed(y_nM, len(x_TM))
-        y_mM = self._taken(trip, fold.x_mM, fold.weight_mK, condensed=fold.condensed)
+        y_mM = self._taken(trip, fold.x, fold.weight, condensed=fold.condensed)
         with lap("combine"):
             return fold.spread(y_mM, len(x_TM))
 

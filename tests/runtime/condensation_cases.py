@@ -1,0 +1,214 @@
+"""What ranks find of copies that others stand for; imported by spawned processes too."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch._dynamo  # optimizers load it, each rank for itself where its nursery has not
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from moeplan.profilers.world import World
+from moeplan.runtime import parallelize
+from moeplan.runtime.decisions import CondensationDecision, PipelineDecision
+from moeplan.runtime.engine.traffic import Traffic
+from moeplan.runtime.expert_parallel import ExpertParallelModel
+from moeplan.runtime.plan import Plan
+from moeplan.runtime.whole import full_state_dict
+from tests.runtime.rank_cases import Case
+from tests.runtime.worlds import own, refusal_of
+
+PLAIN = Case("standard", (2, 2, 2, 2), (3, 2, 2, 2), rule="even", gradients=True, seed=30, length=20)
+GAINS = tuple(tuple(0.5 + 0.1 * (layer + expert) for expert in range(8)) for layer in range(3))
+CASES: dict[str, tuple[Case, dict[str, Any]]] = {
+    "mean": (PLAIN, {"tau": 0.3}),
+    "medoid": (PLAIN, {"tau": 0.3, "medoid": True}),
+    "chunks": (replace(PLAIN, forward=(2, 3, 1), backward=(1, 2, 4), seed=31), {"tau": 0.3}),
+    "medoid in chunks": (replace(PLAIN, forward=(3, 1, 2), seed=32), {"tau": 0.25, "medoid": True}),
+    "replicas": (replace(PLAIN, slots=(3, 4, 2, 3), seed=33), {"tau": 0.35}),
+    "four experts a token": (replace(PLAIN, top_k=4, slots=(4, 1, 1, 2), seed=34), {"tau": 0.31}),
+    "gains": (replace(PLAIN, seed=35), {"tau": 0.3, "gains": GAINS}),
+    "star": (replace(PLAIN, seed=36), {"criterion": "star", "threshold": 0.8}),
+    "an empty rank": (replace(PLAIN, batches=(3, 0, 2, 2), seed=37), {"tau": 0.3}),
+}
+NARROW: dict[str, tuple[Case, dict[str, Any]]] = {  # too coarse for thresholds to be told as in one process
+    str(dtype): (replace(PLAIN, dtype=dtype, forward=(2, 2, 2), seed=38), {"tau": 0.3})
+    for dtype in (torch.float32, torch.bfloat16)
+}
+LEARNT = Case("standard", (3, 3, 3, 3), (2, 2, 2, 2), rule="even", gradients=True, seed=41, num_layers=2, length=8)
+TRAININGS: dict[str, dict[str, Any]] = {
+    "share": {"tau": 0.3, "schedule": "share", "target": 0.4},
+    "paper": {"criterion": "star", "schedule": "paper", "h_max": 0.9, "kappa": 3.0},
+}
+STEPS, RATE = 50, 0.1
+
+
+@dataclass
+class Condensed:
+    """What a rank has of a case: logits, gradients, traffic, and those of other ways to run it."""
+
+    logits: np.ndarray
+    gradients: dict[str, np.ndarray]
+    traffic: Traffic
+    owned: list[list[int]]
+    again: bool  #: Whether checkpointed blocks, under another tau when they run again, give the same bits
+    bare: tuple[
+        bool, bool
+    ]  #: Whether tau None, and tau 0, give the bits and the traffic of a plan without the decision
+    spared: tuple[int, int]  #: Vectors not sent in evaluation, and with `in_eval`
+
+
+@dataclass
+class Trained:
+    """What a training leaves: the loss of every step, tau after it and the share saved in it, the model (rank 0)."""
+
+    losses: list[float]
+    tau: list[float | None]
+    saved: list[float | None]
+    state: dict[str, torch.Tensor]
+
+
+@dataclass
+class Answer:
+    """What a rank has of `CASES` and `NARROW`, of `TRAININGS`, and what it was told where something cannot be."""
+
+    cases: dict[str, Condensed]
+    trained: dict[str, Trained]
+    refused: dict[str, str]
+
+
+def run_condensed(world: World, _payload: None) -> Answer:
+    """The answer of a rank."""
+    cases = {name: _condensed(world.rank, *one) for name, one in (CASES | NARROW).items()}
+    trained = {name: _trained(world.rank, decided) for name, decided in TRAININGS.items()}
+    return Answer(cases, trained, {name: refusal_of(attempt) for name, attempt in _attempts(world.rank).items()})
+
+
+def plan_of(case: Case, **decided: Any) -> Plan:
+    """The plan of a case that condenses."""
+    return case.plan(condensation=CondensationDecision(**decided))
+
+
+def _condensed(rank: int, case: Case, decided: dict[str, Any]) -> Condensed:
+    plan = plan_of(case, **decided)
+    model = parallelize(case.model(), plan, gradients="sum")
+    logits, gradients, traffic = _run(model, case, rank)
+    other = parallelize(case.model(), plan, gradients="sum")
+    assert other.condensation is not None
+    for layer in other.model.layers:  # type: ignore[union-attr]
+        layer.moe.forward = _checkpointed(layer.moe.forward)
+    again = _run(other, case, rank, change=0.01)
+    without = parallelize(case.model(), case.plan(), gradients="sum")
+    expected, bare = _run(without, case, rank), list[bool]()
+    for tau in (None, 0.0):
+        unmoved = parallelize(case.model(), plan, gradients="sum")
+        assert unmoved.condensation is not None
+        unmoved.condensation.tau = tau
+        bare.append(same(_run(unmoved, case, rank), expected))
+    return Condensed(
+        logits,
+        gradients,
+        traffic,
+        [block.owned for block in model.blocks],
+        same((logits, gradients, traffic), again),
+        (bare[0], bare[1]),
+        _spared(model, case, rank),
+    )
+
+
+Run = tuple[np.ndarray, dict[str, np.ndarray], Traffic]
+
+
+def same(one: Run, other: Run) -> bool:
+    """Whether outputs, gradients and traffic are equal to the bit."""
+    equal = one[1].keys() == other[1].keys() and one[2] == other[2]
+    pairs = [(one[0], other[0]), *((one[1][name], other[1][name]) for name in other[1])]
+    return equal and len(pairs) > 10 and all(np.array_equal(*pair) for pair in pairs)
+
+
+def _run(model: ExpertParallelModel, case: Case, rank: int, *, change: float | None = None) -> Run:
+    mine = own(case.batches, rank)
+    logits = model(case.tokens()[mine], case.samples()[mine])
+    traffic = model.traffic
+    if change is not None:
+        assert model.condensation is not None
+        model.condensation.tau = change
+    (logits * case.upstream()[mine]).sum().backward()
+    gradients = {
+        name.replace("experts.local", "experts"): p.grad.double().numpy()
+        for name, p in model.model.named_parameters()
+        if p.grad is not None
+    }
+    return logits.detach().double().numpy(), gradients, traffic
+
+
+def _checkpointed(forward: Any) -> Any:
+    return lambda *args: checkpoint(forward, *args, use_reentrant=False)
+
+
+def _spared(model: ExpertParallelModel, case: Case, rank: int) -> tuple[int, int]:
+    assert model.condensation is not None
+    mine, spared = own(case.batches, rank), list[int]()
+    model.eval()
+    for in_eval in (False, True):
+        model.condensation.in_eval = in_eval
+        with torch.no_grad():
+            model(case.tokens()[mine], case.samples()[mine])
+        spared.append(model.traffic.condensed)
+    return spared[0], spared[1]
+
+
+def loss_of(logits: torch.Tensor, upstream: torch.Tensor) -> torch.Tensor:
+    """The mean loss of some samples."""
+    return (logits - upstream).square().mean()
+
+
+def _trained(rank: int, decided: dict[str, Any]) -> Trained:
+    mine, answer = own(LEARNT.batches, rank), Trained([], [], [], {})
+    model = parallelize(LEARNT.model(), plan_of(LEARNT, **decided))
+    assert model.condensation is not None
+    loop = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(loop.parameters(), RATE)
+    for step in range(STEPS):
+        loss = loss_of(loop(LEARNT.tokens(step)[mine], LEARNT.samples()[mine]), LEARNT.upstream()[mine])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        model.condensation.step(loss)
+        answer.losses.append(loss.item())
+        answer.tau.append(model.condensation.tau)
+        answer.saved.append(model.condensation.saved)
+    answer.state = full_state_dict(loop)
+    return answer
+
+
+def _attempts(rank: int) -> dict[str, Callable[[], object]]:
+    case, decided = LEARNT, {"tau": 0.3}
+    plan, mine = plan_of(case, **decided), own(case.batches, rank)
+    room = PipelineDecision(forward=(1, 1), backward=None, capacity_factor=1.0)
+    guessed = plan_of(case, criterion="star", threshold=0.9, s1=0.9, s2=0.3)
+
+    def two(other: slice) -> None:
+        model = parallelize(case.model(), plan)
+        for layer in model.model.layers:  # type: ignore[union-attr]
+            layer.moe.forward = _checkpointed(layer.moe.forward)
+        first = model(case.tokens()[mine])
+        if other == slice(0):
+            with torch.no_grad():
+                model(case.tokens()[mine][:, :4])
+            first.square().sum().backward()
+        else:
+            (first.square().sum() + model(case.tokens()[mine]).square().sum()).backward()
+
+    return {
+        "coherent": lambda: parallelize(case.model(), plan, dispatch="coherent"),
+        "migrating": lambda: parallelize(case.model(), plan, dispatch="migrating"),
+        "capacity": lambda: parallelize(
+            case.model(), case.plan(condensation=CondensationDecision(**decided), pipeline=room)
+        ),
+        "history": lambda: parallelize(case.model(), guessed),
+        "two forwards": lambda: two(slice(1)),
+        "another forward": lambda: two(slice(0)),
+    }

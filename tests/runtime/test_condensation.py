@@ -1,0 +1,145 @@
+"""Copies that others stand for, on four real processes, held against an emulation in one process."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from tests.runtime.condensation_cases import (
+    CASES,
+    LEARNT,
+    NARROW,
+    RATE,
+    STEPS,
+    TRAININGS,
+    Answer,
+    Condensed,
+    loss_of,
+    run_condensed,
+)
+from tests.runtime.condensation_reference import CondensedExperts, condensed, gradients_of
+from tests.runtime.worlds import by_rank, close
+
+emulated_cases = pytest.mark.parametrize("name", CASES)
+every_case = pytest.mark.parametrize("name", CASES | NARROW)
+
+
+@functools.cache
+def answers() -> list[Answer]:
+    """By rank."""
+    return by_rank(4, run_condensed)
+
+
+def ranks(name: str) -> list[Condensed]:
+    """Of a case."""
+    return [answer.cases[name] for answer in answers()]
+
+
+@functools.cache
+def emulated(name: str) -> tuple[np.ndarray, dict[str, np.ndarray], list[CondensedExperts]]:
+    """Logits, gradients and layers of a case in one process."""
+    case, decided = CASES[name]
+    rule = {"medoid": decided.get("medoid", False), "cosine": "threshold" in decided, "gains": decided.get("gains")}
+    model, layers = condensed(case, **rule)
+    for layer in layers:
+        layer.reach = (2 - 2 * decided["threshold"]) ** 0.5 if "threshold" in decided else decided["tau"]
+    logits = model(case.tokens())
+    (logits * case.upstream()).sum().backward()
+    return logits.detach().numpy(), gradients_of(model), layers
+
+
+@emulated_cases
+def test_logits_and_gradients_are_those_of_an_emulation_in_one_process(name: str) -> None:
+    logits, gradients, _ = emulated(name)
+    assert close(np.concatenate([rank.logits for rank in ranks(name)]), logits)
+    for parameter, expected in gradients.items():
+        assert close(_summed(ranks(name), parameter), expected), parameter
+
+
+def _summed(found: list[Condensed], name: str) -> np.ndarray:
+    parts = [rank.gradients[name] for rank in found if name in rank.gradients]
+    if ".experts." not in name:
+        return np.add.reduce(parts)
+    owned = [rank.owned[int(name.split(".")[1])] for rank in found]
+    total = np.empty((sum(map(len, owned)), *parts[0].shape[1:]))
+    for rank, experts in zip(found, owned, strict=True):
+        total[experts] = rank.gradients[name]
+    return total
+
+
+@emulated_cases
+def test_rows_sent_and_spared_are_those_of_the_emulation(name: str) -> None:
+    rows_D, sent_D = (
+        np.sum([getattr(layer.seen, what) for layer in emulated(name)[2]], axis=0) for what in ("rows", "sent")
+    )
+    copies, condensed = ([getattr(rank.traffic, what) for rank in ranks(name)] for what in ("copies", "condensed"))
+    assert condensed == (2 * (rows_D - sent_D)).tolist()
+    assert sum(copies) == 2 * sent_D.sum()
+    assert 0.1 * sum(copies) < sum(condensed)
+
+
+@every_case
+def test_blocks_that_run_again_fold_as_they_did(name: str) -> None:
+    assert all(rank.again for rank in ranks(name))
+
+
+@every_case
+def test_without_a_threshold_outputs_gradients_and_traffic_are_those_of_a_plan_that_condenses_nothing(
+    name: str,
+) -> None:
+    assert all(rank.bare == (True, True) for rank in ranks(name))
+
+
+@every_case
+def test_evaluation_condenses_only_where_asked_to(name: str) -> None:
+    spared = [rank.spared for rank in ranks(name)]
+    assert not any(off for off, _ in spared)
+    assert [on for _, on in spared] == [rank.traffic.condensed for rank in ranks(name)]
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_fifty_steps_of_four_ranks_under_a_moving_threshold_are_those_of_the_emulation(name: str) -> None:
+    trained, decided = [answer.trained[name] for answer in answers()], TRAININGS[name]
+    model, layers = condensed(LEARNT, cosine=name == "paper")
+    optimizer, tau, first = torch.optim.SGD(model.parameters(), RATE), decided.get("tau"), 0.0
+    for step in range(STEPS):
+        for layer in layers:
+            layer.reach = tau
+        parts = zip(model(LEARNT.tokens(step)).split(LEARNT.batches), LEARNT.upstream().split(LEARNT.batches))
+        losses = [loss_of(*part) for part in parts]
+        (sum(losses) / len(losses)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        rows, sent = (sum(sum(getattr(layer.seen, what)) for layer in layers) for what in ("rows", "sent"))
+        if name == "share":
+            tau *= np.exp(decided["target"] - (1 - sent / rows))
+        else:
+            mean = round(sum(loss.item() for loss in losses) / 4 * 2**20) / 2**20
+            first = first or mean
+            tau = (2 - 4 * decided["h_max"] / (1 + np.exp(decided["kappa"] * (first - mean) / first))) ** 0.5
+        np.testing.assert_allclose([rank.losses[step] for rank in trained], [loss.item() for loss in losses], 1e-9)
+        assert close([rank.tau[step] for rank in trained], [tau] * 4, 1e-9)
+        if tau is not None and decided.get("tau"):
+            assert close([rank.saved[step] for rank in trained], [1 - sent / rows] * 4)
+    assert trained[0].losses[-1] < 0.9 * trained[0].losses[0]
+    if name == "share":
+        assert abs(np.mean(trained[0].saved[STEPS // 2 :]) - decided["target"]) < 0.05
+    else:
+        assert trained[0].tau[-1] > trained[0].tau[0]
+    for parameter, value in model.state_dict().items():
+        assert close(trained[0].state[parameter], value, 1e-9), parameter
+
+
+def test_what_cannot_be_carried_out_beside_condensation_is_refused_by_name() -> None:
+    for answer in answers():
+        words = {
+            "coherent": "condensation beside coherent dispatch",
+            "migrating": "condensation beside migrating dispatch",
+            "capacity": "a fixed capacity beside condensation",
+            "history": "condensation by the similarities of the layer before (s1, s2)",
+            "two forwards": "two checkpointed forwards before one backward under condensation",
+            "another forward": "a checkpointed forward with condensation is run again after another forward",
+        }
+        for name, expected in words.items():
+            assert expected in answer.refused[name], answer.refused[name]
