@@ -116,9 +116,9 @@ def check(plan: Plan, dispatch: DispatchModel) -> None:
     Raises
     ------
     UsageError
-        The dispatch model lets tokens live elsewhere, buffers have a fixed capacity, or similarities are guessed.
+        The dispatch model lets tokens live elsewhere, or similarities are guessed from the layer before.
     """
-    decision, pipeline = plan.decisions.condensation, plan.decisions.pipeline
+    decision = plan.decisions.condensation
     if decision is None:
         return
     if dispatch not in decision.dispatch_models:
@@ -126,8 +126,6 @@ def check(plan: Plan, dispatch: DispatchModel) -> None:
             f"condensation beside {dispatch} dispatch, under which tokens do not return; parallelize with"
             " dispatch='standard'"
         )
-    if pipeline is not None and pipeline.capacity_factor is not None:
-        raise UsageError("a fixed capacity beside condensation: buffers hold a row for every copy; take one of them")
     if decision.s1 is not None:
         raise UsageError(
             "condensation by the similarities of the layer before (s1, s2): the runtime computes every layer's own;"

@@ -297,26 +297,23 @@ class CondensationDecision(Decision):
         sizes = (model.num_experts,) * model.num_layers
         if self.gains is not None and tuple(map(len, self.gains)) != sizes:
             raise InputError(
-                f"condensation by other gains than of {model.num_layers} layers of {model.num_experts} experts"
+                f"condensation by gains of other experts; expected {model.num_layers} layers of {model.num_experts} experts"
             )
 
     @model_validator(mode="after")
     def _of_one_rule(self) -> Self:
         """Refuse fields that the criterion and the schedule do not use, or lack."""
-        star, paper = self.criterion == "star", self.schedule == "paper"
+        star, paper, share = self.criterion == "star", self.schedule == "paper", self.schedule == "share"
         if paper and not star:
             raise ValueError("schedule paper moves a cosine; expected criterion star")
-        needed = {
-            "tau": not star,
-            "threshold": star and not paper,
-            "target": self.schedule == "share",
-            "h_max": paper,
-        }
-        for name, need in needed.items():
-            if need == (getattr(self, name) is None) and not (name == "tau" and need and self.schedule == "fixed"):
-                state = "without" if need else "with"
-                raise ValueError(f"criterion {self.criterion} under schedule {self.schedule} {state} {name}")
-        if self.schedule == "share" and not star and not self.tau:
+        how = f"criterion {self.criterion} under schedule {self.schedule}"
+        taken = {"threshold": star and not paper, "target": share, "h_max": paper, "tau": not star, "s1": star}
+        for name, takes in taken.items():
+            if not takes and getattr(self, name) is not None:
+                raise ValueError(f"{how} takes no {name}")
+            if takes and getattr(self, name) is None and name not in ("tau", "s1"):
+                raise ValueError(f"{how} needs a {name}")
+        if share and not star and not self.tau:
             raise ValueError("schedule share from tau 0; expected a start above 0")
         if (self.s1 is None) != (self.s2 is None) or (self.s1 is not None and not self.s1 > (self.s2 or 0.0)):
             raise ValueError(f"s1 {self.s1} and s2 {self.s2}; expected s1 above s2, or neither")
@@ -360,6 +357,10 @@ class Decisions(Record):
         """
         for decision in self.made:
             decision.check(model, cluster)
+        if self.condensation is not None and self.pipeline is not None and self.pipeline.capacity_factor is not None:
+            raise InputError(
+                "a fixed capacity beside condensation: buffers hold a row for every copy; take one of them"
+            )
         if not self.dispatch_models:
             raise InputError(f"{' and '.join(self.names)}, which no dispatch model carries out together; take one")
         if beside := [decision.key for decision in self.made if dispatch_model not in decision.dispatch_models]:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
-from moeplan.runtime.decisions import CondensationDecision, PipelineDecision
+from moeplan.runtime.decisions import CondensationDecision
 from moeplan.runtime.engine.traffic import Traffic
 from moeplan.runtime.expert_parallel import ExpertParallelModel
 from moeplan.runtime.plan import Plan
@@ -185,9 +185,8 @@ def _trained(rank: int, decided: dict[str, Any]) -> Trained:
 
 
 def _attempts(rank: int) -> dict[str, Callable[[], object]]:
-    case, decided = LEARNT, {"tau": 0.3}
+    case, decided = PLAIN, {"tau": 0.3}
     plan, mine = plan_of(case, **decided), own(case.batches, rank)
-    room = PipelineDecision(forward=(1, 1), backward=None, capacity_factor=1.0)
     guessed = plan_of(case, criterion="star", threshold=0.9, s1=0.9, s2=0.3)
 
     def two(other: slice) -> None:
@@ -205,9 +204,6 @@ def _attempts(rank: int) -> dict[str, Callable[[], object]]:
     return {
         "coherent": lambda: parallelize(case.model(), plan, dispatch="coherent"),
         "migrating": lambda: parallelize(case.model(), plan, dispatch="migrating"),
-        "capacity": lambda: parallelize(
-            case.model(), case.plan(condensation=CondensationDecision(**decided), pipeline=room)
-        ),
         "history": lambda: parallelize(case.model(), guessed),
         "two forwards": lambda: two(slice(1)),
         "another forward": lambda: two(slice(0)),

@@ -106,8 +106,8 @@ def test_fifty_steps_of_four_ranks_under_a_moving_threshold_are_those_of_the_emu
     for step in range(STEPS):
         for layer in layers:
             layer.reach = tau
-        parts = zip(model(LEARNT.tokens(step)).split(LEARNT.batches), LEARNT.upstream().split(LEARNT.batches))
-        losses = [loss_of(*part) for part in parts]
+        whole = model(LEARNT.tokens(step)), LEARNT.upstream()
+        losses = [loss_of(*(of.split(LEARNT.batches)[rank] for of in whole)) for rank in range(4)]
         (sum(losses) / len(losses)).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -122,7 +122,7 @@ def test_fifty_steps_of_four_ranks_under_a_moving_threshold_are_those_of_the_emu
         assert close([rank.tau[step] for rank in trained], [tau] * 4, 1e-9)
         if tau is not None and decided.get("tau"):
             assert close([rank.saved[step] for rank in trained], [1 - sent / rows] * 4)
-    assert trained[0].losses[-1] < 0.9 * trained[0].losses[0]
+    assert trained[0].losses[-1] < 0.95 * trained[0].losses[0]
     if name == "share":
         assert abs(np.mean(trained[0].saved[STEPS // 2 :]) - decided["target"]) < 0.05
     else:
@@ -136,7 +136,6 @@ def test_what_cannot_be_carried_out_beside_condensation_is_refused_by_name() -> 
         words = {
             "coherent": "condensation beside coherent dispatch",
             "migrating": "condensation beside migrating dispatch",
-            "capacity": "a fixed capacity beside condensation",
             "history": "condensation by the similarities of the layer before (s1, s2)",
             "two forwards": "two checkpointed forwards before one backward under condensation",
             "another forward": "a checkpointed forward with condensation is run again after another forward",

@@ -58,12 +58,26 @@ def following(*held: tuple[int, ...], rule: ReplicaRule = ReplicaRule.QUOTA, **c
     return {"rebalancing": eager(start, **changes)}
 
 
+def condensing(**fields: Any) -> dict[str, Any]:
+    """Rows that others stand for."""
+    return {"condensation": fields}
+
+
 def test_decisions_survive_the_disk_and_are_part_of_the_hash(tmp_path: Path) -> None:
     other = shared(((1.0,), (1.0,), (0.3, 0.7)))
     choices = [{}, cut(), cut((1, 1, 4)), cut(backward=(1, 1, 1)), shared(SHARES), other]
     choices += [cut(capacity_factor=1.25), cut(capacity_factor=1.5)]
     choices += [following((0, 1), (2, 3)), following((0, 1), (2, 3), trigger=1.1)]
     choices += [{"sample_policy": policy(predictor=SidecarFile(file="p.safetensors", sha256="a" * 64))}]
+    star = {"criterion": "star", "threshold": 0.8}
+    choices += [condensing(), condensing(tau=0.0), condensing(tau=0.08, layers=(0, 2), gains=((0.5,) * 4,) * 3)]
+    choices += [condensing(tau=0.08, schedule="share", target=0.5), condensing(tau=0.08, medoid=True)]
+    choices += [
+        condensing(**star),
+        condensing(**star, s1=0.9, s2=0.3),
+        condensing(**star, schedule="share", target=0.0),
+    ]
+    choices += [condensing(criterion="star", schedule="paper", h_max=0.5)]
     plans = [made(**choice) for choice in choices]
     assert all(load_again(plan, tmp_path) == plan for plan in plans)
     assert len({plan.plan_sha256 for plan in plans}) == len(plans)
@@ -111,6 +125,24 @@ def test_a_decision_that_is_absent_is_not_written(tmp_path: Path) -> None:
         (following((0, 1), (2, 3), costs=COSTS._asdict() | {"pair_s": -1.0}), "none below 0"),
         (following((0, 1), (2, 3), costs={"pair_s": 1.0}), "rebalancing by costs of pair_s; expected pair_s, copy_b"),
         (following((0, 1), (2, 3)) | {"dispatch": "migrating"}, "rebalancing beside migrating dispatch"),
+        (condensing(tau=-0.1), "greater than or equal to 0"),
+        (condensing(tau=0.1, threshold=0.8), "criterion gate under schedule fixed takes no threshold"),
+        (condensing(criterion="star"), "criterion star under schedule fixed needs a threshold"),
+        (condensing(criterion="star", threshold=1.1), "less than or equal to 1"),
+        (condensing(criterion="star", threshold=0.8, s1=0.3, s2=0.3), "s1 0.3 and s2 0.3; expected s1 above s2"),
+        (condensing(criterion="star", threshold=0.8, s1=0.3), "s1 0.3 and s2 None; expected s1 above s2"),
+        (condensing(tau=0.1, s1=0.9, s2=0.3), "criterion gate under schedule fixed takes no s1"),
+        (condensing(tau=0.1, schedule="share", target=1.0), "less than 1"),
+        (condensing(tau=0.1, schedule="share", target=-0.1), "greater than or equal to 0"),
+        (condensing(tau=0.1, schedule="share"), "criterion gate under schedule share needs a target"),
+        (condensing(tau=0.0, schedule="share", target=0.5), "schedule share from tau 0; expected a start above 0"),
+        (condensing(tau=0.1, schedule="paper", h_max=0.5), "schedule paper moves a cosine; expected criterion star"),
+        (condensing(tau=0.1, layers=(0, 3)), "condensation of layers .0, 3.; expected ascending ordinals below 3"),
+        (condensing(tau=0.1, gains=((1.0,) * 4,)), "expected 3 layers of 4 experts"),
+        (condensing(tau=0.1) | {"dispatch": "migrating"}, "condensation beside migrating dispatch; expected standard"),
+        (condensing(tau=0.1) | {"dispatch": "coherent"}, "condensation beside coherent dispatch; expected standard"),
+        (condensing(tau=0.1) | {"sample_policy": POLICY}, "sample_policy and condensation, which no dispatch model"),
+        (condensing(tau=0.1) | cut(capacity_factor=1.0), "a fixed capacity beside condensation"),
     ],
     ids=str,
 )
