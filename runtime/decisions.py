@@ -297,7 +297,7 @@ class CondensationDecision(Decision):
         sizes = (model.num_experts,) * model.num_layers
         if self.gains is not None and tuple(map(len, self.gains)) != sizes:
             raise InputError(
-                f"condensation by gains of other experts; expected {model.num_layers} layers of {model.num_experts} experts"
+                f"condensation by gains of others; expected {model.num_layers} layers of {model.num_experts} experts"
             )
 
     @model_validator(mode="after")

@@ -228,7 +228,7 @@ def test_a_registered_kind_of_decision_is_carried_like_those_of_the_product(tmp_
         ),
         (
             {"game": {"sizes": [1, 2]}},
-            "decisions.game; this moeplan knows placement, pipeline, sample_policy, rebalancing, toy",
+            "decisions.game; this moeplan knows placement, pipeline, sample_policy, rebalancing, condensation, toy",
         ),
     ],
     ids=str,
