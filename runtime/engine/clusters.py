@@ -49,7 +49,7 @@ def clusters(copies: Copies, x_TM: Tensor, share_nK: Tensor, reach_n: Tensor, co
                 share_BwK = share_nK[place_Bw].float()
                 reach_Bww = reach_Bww - torch.cdist(share_BwK, share_BwK, p=1) / 2
             least_Bww = (1 - reach_Bww.square() / 2).where(reach_Bww >= 0, torch.inf)
-            serves_Bww = (u_BwM @ u_BwM.mT >= least_Bww) & real_Bw[:, :, None]  # (1), squared
+            serves_Bww = (u_BwM @ u_BwM.mT >= least_Bww).logical_and_(real_Bw[:, :, None])  # (1), squared
             stands_n[place_Bw[real_Bw]] = place_Bw.gather(1, cover(serves_Bww))[real_Bw]
     return stands_n
 

@@ -59,15 +59,16 @@ class Condenser:
         UsageError
             Another forward than the last runs again.
         """
-        again, on = in_backward(), bool(self.reach) and (training or self.in_eval)
-        if again and (self._last is None or not torch.equal(self._last[0], ids_TK)):
-            raise UsageError(
-                "a checkpointed forward with condensation is run again after another forward; run backward after each"
-            )
-        if not again:
-            self._last = ids_TK, None
-        assert self._last is not None
-        if not (on if not again else self._last[1] is not None):
+        if again := in_backward():
+            if self._last is None or not torch.equal(self._last[0], ids_TK):
+                raise UsageError(
+                    "a checkpointed forward with condensation is run again after another forward; run backward after"
+                    " each"
+                )
+            condenses = self._last[1] is not None
+        else:
+            self._last, condenses = (ids_TK, None), bool(self.reach) and (training or self.in_eval)
+        if not condenses:
             return None
         copies = select(ids_TK, device_TK, None, (1, dist.get_world_size(group)))
         if not again:

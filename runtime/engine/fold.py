@@ -52,7 +52,7 @@ class Fold:
         row_n = torch.empty_like(stands_n).index_copy_(0, kept_m, numbers_m)[stands_n]
         several_m = row_n.bincount(minlength=len(kept_m)) > 1
         member_c, several_r = several_m[row_n].nonzero().flatten(), several_m.nonzero().flatten()
-        ids_cK, weight_cK = asked(whole, weight_TK, member_c)
+        _, weight_cK = asked(whole, weight_TK, member_c)
         gate_c = weight_cK.sum(1)
         x_mM, weight_mK, beside_mK = x_TM[whole.row[kept_m]], weight_TK[whole.row[kept_m]], whole.beside[kept_m]
         if medoid:
@@ -62,15 +62,12 @@ class Fold:
         else:
             scale_c, mean_c = gate_c, (several_m.cumsum(0) - 1)[row_n[member_c]]
             square_c = gate_c.detach().square()
-            part_c1 = (square_c / square_c.new_zeros(len(several_r)).index_add_(0, mean_c, square_c)[mean_c])[:, None]
-            x_rM, weight_rK = (
-                (of_c * part_c1).new_zeros(len(several_r), of_c.shape[1]).index_add(0, mean_c, of_c * part_c1)
-                for of_c in (x_TM[whole.row[member_c]], weight_cK / gate_c[:, None])
-            )  # (1)
+            part_c1 = (square_c / _summed(square_c, mean_c, several_r)[mean_c])[:, None]
+            x_rM = _summed(x_TM[whole.row[member_c]] * part_c1, mean_c, several_r)  # (1)
+            weight_rK = _summed(weight_cK / gate_c[:, None] * part_c1, mean_c, several_r)
             x_mM = x_mM.index_copy(0, several_r, x_rM.to(x_mM.dtype))
             weight_mK = weight_mK.index_copy(0, several_r, weight_rK.to(weight_mK.dtype))
-            ids_rK = torch.empty_like(beside_mK[several_r]).index_copy_(0, mean_c, ids_cK)  # all of a cluster are equal
-            beside_mK = beside_mK.index_copy(0, several_r, ids_rK)
+            beside_mK[several_r] = beside_mK[several_r].sort(dim=1, stable=True).values
         scale_n = scale_c.new_ones(len(stands_n)).index_copy(0, member_c, scale_c)
         copies = Copies(numbers_m, None, beside_mK, place_m, counts_PD)
         return cls(copies, x_mM, weight_mK, whole, row_n, scale_n[:, None])
@@ -93,6 +90,11 @@ def asked(copies: Copies, weight_TK: Tensor, number_c: Tensor) -> tuple[Tensor, 
     ids_cK, order_cK = copies.beside[number_c].sort(dim=1, stable=True)
     weight_cK = weight_TK[copies.row[number_c]].to(torch.promote_types(weight_TK.dtype, torch.float32))
     return ids_cK, weight_cK.gather(1, order_cK).masked_fill(ids_cK < 0, 0)
+
+
+def _summed(of_c: Tensor, mean_c: Tensor, several_r: Tensor) -> Tensor:
+    """Sums over the members of each cluster of several."""
+    return of_c.new_zeros(len(several_r), *of_c.shape[1:]).index_add(0, mean_c, of_c)
 
 
 def _cut(kept_m: Tensor, whole: Copies, chunks: Chunks) -> tuple[Tensor, Tensor, Tensor]:
