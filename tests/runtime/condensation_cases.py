@@ -31,11 +31,14 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
     "four experts a token": (replace(PLAIN, top_k=4, slots=(4, 1, 1, 2), seed=34), {"tau": 0.31}),
     "gains": (replace(PLAIN, seed=35), {"tau": 0.3, "gains": GAINS}),
     "star": (replace(PLAIN, seed=36), {"criterion": "star", "threshold": 0.8}),
+    "one expert a token": (replace(PLAIN, top_k=1, seed=39), {"tau": 0.4}),
     "an empty rank": (replace(PLAIN, batches=(3, 0, 2, 2), seed=37), {"tau": 0.3}),
 }
-NARROW: dict[str, tuple[Case, dict[str, Any]]] = {  # too coarse for thresholds to be told as in one process
-    str(dtype): (replace(PLAIN, dtype=dtype, forward=(2, 2, 2), seed=38), {"tau": 0.3})
-    for dtype in (torch.float32, torch.bfloat16)
+# What one process cannot tell: thresholds in coarse numbers, and the devices of a step's exact split.
+COARSE: dict[str, tuple[Case, dict[str, Any]]] = {
+    "float32": (replace(PLAIN, dtype=torch.float32, forward=(2, 2, 2), seed=38), {"tau": 0.3}),
+    "bfloat16": (replace(PLAIN, dtype=torch.bfloat16, forward=(2, 2, 2), seed=38), {"tau": 0.3}),
+    "quota": (replace(PLAIN, slots=(3, 4, 2, 3), rule="quota", seed=33), {"tau": 0.35}),
 }
 LEARNT = Case("standard", (3, 3, 3, 3), (2, 2, 2, 2), rule="even", gradients=True, seed=41, num_layers=2, length=8)
 TRAININGS: dict[str, dict[str, Any]] = {
@@ -72,7 +75,7 @@ class Trained:
 
 @dataclass
 class Answer:
-    """What a rank has of `CASES` and `NARROW`, of `TRAININGS`, and what it was told where something cannot be."""
+    """What a rank has of `CASES` and `COARSE`, of `TRAININGS`, and what it was told where something cannot be."""
 
     cases: dict[str, Condensed]
     trained: dict[str, Trained]
@@ -81,7 +84,7 @@ class Answer:
 
 def run_condensed(world: World, _payload: None) -> Answer:
     """The answer of a rank."""
-    cases = {name: _condensed(world.rank, *one) for name, one in (CASES | NARROW).items()}
+    cases = {name: _condensed(world.rank, *one) for name, one in (CASES | COARSE).items()}
     trained = {name: _trained(world.rank, decided) for name, decided in TRAININGS.items()}
     return Answer(cases, trained, {name: refusal_of(attempt) for name, attempt in _attempts(world.rank).items()})
 
@@ -95,11 +98,11 @@ def _condensed(rank: int, case: Case, decided: dict[str, Any]) -> Condensed:
     plan = plan_of(case, **decided)
     model = parallelize(case.model(), plan, gradients="sum")
     logits, gradients, traffic = _run(model, case, rank)
-    other = parallelize(case.model(), plan, gradients="sum")
-    assert other.condensation is not None
-    for layer in other.model.layers:  # type: ignore[union-attr]
-        layer.moe.forward = _checkpointed(layer.moe.forward)
-    again = _run(other, case, rank, change=0.01)
+    again = list[bool]()
+    for reentrant in (False, True):
+        other = parallelize(case.model(), plan, gradients="sum")
+        _checkpoint(other, reentrant=reentrant)
+        again.append(same(_run(other, case, rank, change=0.01), (logits, gradients, traffic)))
     without = parallelize(case.model(), case.plan(), gradients="sum")
     expected, bare = _run(without, case, rank), list[bool]()
     for tau in (None, 0.0):
@@ -112,7 +115,7 @@ def _condensed(rank: int, case: Case, decided: dict[str, Any]) -> Condensed:
         gradients,
         traffic,
         [block.owned for block in model.blocks],
-        same((logits, gradients, traffic), again),
+        all(again),
         (bare[0], bare[1]),
         _spared(model, case, rank),
     )
@@ -144,8 +147,10 @@ def _run(model: ExpertParallelModel, case: Case, rank: int, *, change: float | N
     return logits.detach().double().numpy(), gradients, traffic
 
 
-def _checkpointed(forward: Any) -> Any:
-    return lambda *args: checkpoint(forward, *args, use_reentrant=False)
+def _checkpoint(model: ExpertParallelModel, *, reentrant: bool = False) -> None:
+    for layer in model.model.layers:  # type: ignore[union-attr]
+        forward = layer.moe.forward
+        layer.moe.forward = lambda *args, forward=forward: checkpoint(forward, *args, use_reentrant=reentrant)
 
 
 def _spared(model: ExpertParallelModel, case: Case, rank: int) -> tuple[int, int]:
@@ -191,8 +196,7 @@ def _attempts(rank: int) -> dict[str, Callable[[], object]]:
 
     def two(other: slice) -> None:
         model = parallelize(case.model(), plan)
-        for layer in model.model.layers:  # type: ignore[union-attr]
-            layer.moe.forward = _checkpointed(layer.moe.forward)
+        _checkpoint(model)
         first = model(case.tokens()[mine])
         if other == slice(0):
             with torch.no_grad():

@@ -9,7 +9,7 @@ import torch
 from tests.runtime.condensation_cases import (
     CASES,
     LEARNT,
-    NARROW,
+    COARSE,
     RATE,
     STEPS,
     TRAININGS,
@@ -22,7 +22,7 @@ from tests.runtime.condensation_reference import CondensedExperts, condensed, gr
 from tests.runtime.worlds import by_rank, close
 
 emulated_cases = pytest.mark.parametrize("name", CASES)
-every_case = pytest.mark.parametrize("name", CASES | NARROW)
+every_case = pytest.mark.parametrize("name", CASES | COARSE)
 
 
 @functools.cache
