@@ -7,13 +7,14 @@ import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from moeplan.planner.demo.model import MoELanguageModel
+from moeplan.planner.demo.model import MoEBlock, MoELanguageModel
 from tests.builders import known
 from tests.runtime.rank_cases import Case
 
@@ -119,7 +120,7 @@ class CondensedExperts(nn.Module):
             y[t] = y[t] + gates[t] * out
 
 
-def condensed(case: Case, **rule: object) -> tuple[MoELanguageModel, list[CondensedExperts]]:
+def condensed(case: Case, **rule: Any) -> tuple[MoELanguageModel, list[CondensedExperts]]:
     """The model of a case in one process, condensing, and its experts by layer."""
     model, placement, layers = case.model(), case.placement(), list[CondensedExperts]()
     bounds = np.cumsum([0, *case.batches]) * case.length
@@ -127,10 +128,10 @@ def condensed(case: Case, **rule: object) -> tuple[MoELanguageModel, list[Conden
     turn_T = (case.samples()[:, None] + torch.arange(case.length)).flatten().numpy()
     gains = rule.pop("gains", None)
     for number, layer in enumerate(model.layers):
-        gain_E = None if gains is None else gains[number]  # type: ignore[index]
-        experts = CondensedExperts(layer.moe.experts, placement.holds(number), ranks, turn_T, gain_E=gain_E, **rule)  # type: ignore[arg-type]
-        layer.moe.experts = experts  # type: ignore[assignment]
-        layers.append(experts)
+        held_ED, gain_E, block = placement.holds(number), None if gains is None else gains[number], layer.moe
+        assert isinstance(block, MoEBlock)
+        layers.append(CondensedExperts(block.experts, held_ED, ranks, turn_T, gain_E=gain_E, **rule))
+        block.experts = layers[-1]  # type: ignore[assignment]
     return model, layers
 
 
