@@ -177,9 +177,17 @@ def _followed(journey: Journey, plan: Plan, read: ReadSidecar) -> Journey:
     return replace(journey, placement=plan.placement, following=Following.of(decision))
 
 
+def _condensed(journey: Journey, plan: Plan, read: ReadSidecar) -> Journey:
+    raise UsageError(
+        "a plan with condensation, whose rows and errors are not judged yet; judge it without, and train with it"
+        " by moeplan.runtime"
+    )
+
+
 EFFECTS: dict[str, Effect] = {
     "placement": _placed,
     "pipeline": _piped,
     "sample_policy": _moved,
     "rebalancing": _followed,
+    "condensation": _condensed,
 }
