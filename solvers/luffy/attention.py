@@ -19,6 +19,7 @@ UNIT_S = 2.0**-40  # of a sample's cost: whole numbers of it add up to the same 
 MOST_S = 2.0**10  # that attention to a sample takes; more would pass 52 bits of units
 MOST_TOKENS = 2**62
 BATCHES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+NOTHING_S = 1e-12  # to start a call; less is rounding
 LENGTHS = 9  # quantiles of the samples' lengths at which a curve is asked
 
 
@@ -139,4 +140,5 @@ def law_of(curve: Curve2, tokens: NDArray[np.integer], **how: object) -> Law:
     batch_Q, length_Q = (one.ravel() for one in np.meshgrid(BATCHES, lengths))
     terms_Q3 = np.stack([np.ones(len(batch_Q)), batch_Q * length_Q, batch_Q * length_Q**2], axis=1)
     found = least_relative(terms_Q3, curve(batch_Q, length_Q).seconds)
-    return Law(*found, **how)  # type: ignore[arg-type]
+    call_s, token_s, square_s = found
+    return Law(call_s if call_s > NOTHING_S else 0.0, token_s, square_s, **how)  # type: ignore[arg-type]

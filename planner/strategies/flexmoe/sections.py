@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from ....runtime.plan import Part, Plan
 from ....runtime.schedule import PLAN
 from ...document import Column, Section, Table, Text
+from ...evaluate.evaluate import MATTERS
 from ...evaluate.metrics import BALANCE, MIGRATED
 from ...evaluate.price import IDEAL, STEP
 from ...figures import TimeUnit, find, megabytes, percent, value
@@ -50,14 +51,14 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     less = 1 - value(ours, metric) / value(best, metric)
     what = "of a step" if metric == STEP else "load on the busiest device"
     words = f"{percent(abs(less), 1)} {'less' if less >= 0 else 'more'} {what} than {best.name}, the best other rule"
-    stays = less <= 0 and best.name == "static"
-    kept = "; a placement that stays does as well: solve --strategy eplb --replica-rule quota" * stays
+    stays = less < MATTERS and best.name == "static"
+    kept = "; the plan's start, kept, does as well: parallelize(model, plan, schedule={})" * stays
     yield f"{words}{kept}"
     yield (
         f"a layer is looked at where its busiest device had over {percent(decision.trigger - 1)} more than the mean"
         f"{f', and after one in {decision.every} recorded steps' if decision.every else ''}: {own.changes:,} changes"
-        f" in {part.num_steps:,} recorded steps, of which {own.unpaid:,} cost more than they saved until the next one,"
-        f" or the end; {own.experts_moved:,} experts with new owners"
+        f" of a layer's placement in {part.num_steps:,} recorded steps, of which {own.unpaid:,} turned out to cost more"
+        f" than they saved until the next one, or the end; {own.experts_moved:,} experts with new owners"
     )
     yield RUNTIME
     if not options.timed:

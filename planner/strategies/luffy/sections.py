@@ -27,9 +27,11 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     assert decision.attention is not None
     assert verdict is not None
     today = part.contenders[TODAY]
+    if decision.attention.numbers == "free":
+        yield "devices take unequal numbers of samples: weigh each rank's mean loss by model.loss_scale"
     if verdict.metric in today.metrics:
-        for ways, over in ((DEALT, options.over_dealt), (NETMOE, options.over_netmoe)):
-            yield _beside(part, ways, over, verdict.metric, verdict.at_least)
+        beside = ((DEALT, options.over_dealt), (NETMOE, options.over_netmoe))
+        yield "; ".join(_beside(part, ways, over, verdict.metric, verdict.at_least) for ways, over in beside)
         if any(one.label == "paper/migrating" for one in part.contenders):
             yield f"LUFFY's own Algorithm 1 takes {_less(part, 'paper/migrating', verdict.metric)} than today"
     words = {ATTENTION: "attention", EXCHANGE: "dispatch and combine", AROUND: "all of them"}
@@ -40,8 +42,6 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
         f"a combine delivers {percent(value(find(part, PLAN), MOVED))} of the samples to another device; not included:"
         " the time to solve, and the labels and positions that move along"
     )
-    if decision.attention.numbers == "free":
-        yield "devices take unequal numbers of samples: weigh each rank's mean loss by model.loss_scale"
 
 
 def sections(plan: Plan, width: int) -> Iterator[Section]:

@@ -26,7 +26,7 @@ from moeplan.planner.solve import Decided, decide, plan_and_today, task_for
 from moeplan.planner.strategies.auto import AutoParams, search, sections
 from moeplan.planner.strategies.auto.search import Candidate, Part, Parts, Search
 from moeplan.planner.strategies.exflow.strategy import Exflow
-from moeplan.planner.strategies.netmoe.strategy import Netmoe
+from moeplan.planner.strategies.luffy.strategy import Luffy
 from moeplan.planner.strategies.registry import STRATEGIES, strategy
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.description import on_cluster
@@ -262,24 +262,24 @@ def test_numbers_of_replicas_take_one_place_among_the_best_and_stand_in_for_each
 def test_what_cannot_gain_is_refused_unsolved_and_still_tried_where_it_may(
     trace: Trace, profile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alone the bound is as long as today, on experts placed otherwise it is netmoe's own."""
-    own, solved = Netmoe.bound, Netmoe.solve
+    """Alone the bound is as long as today, on experts placed otherwise it is luffy's own."""
+    own, solved = Luffy.bound, Luffy.solve
 
-    def bound(self: Netmoe, journey: Journey) -> Journey:
+    def bound(self: Luffy, journey: Journey) -> Journey:
         usual = today(trace.model, Cluster.parse("2x2")).journey
         return journey if journey.placement.sends_as(usual.placement) else own(self, journey)
 
-    def checked(self: Netmoe, task: Any) -> Any:
-        assert task.base is not None, "netmoe was solved alone"
+    def checked(self: Luffy, task: Any) -> Any:
+        assert task.base is not None, "luffy was solved alone"
         return solved(self, task)
 
-    monkeypatch.setattr(Netmoe, "bound", bound)
-    monkeypatch.setattr(Netmoe, "solve", checked)
+    monkeypatch.setattr(Luffy, "bound", bound)
+    monkeypatch.setattr(Luffy, "solve", checked)
     plan = planned(trace, "auto", profile=profile)
-    assert auto_of(plan).refused["netmoe"] == "it saves 0.0 % of the time per step at most, whatever it decides"
-    assert any(parts[-1] == "netmoe" for parts in names(plan))
+    assert auto_of(plan).refused["luffy"] == "it saves 0.0 % of the time per step at most, whatever it decides"
+    assert any(parts[-1] == "luffy" for parts in names(plan))
     told = screen(solve_report, plan, Path("plan.json"), verbose=True)
-    assert "not tried: netmoe: it saves 0.0 % of the time per step at most, whatever it decides" in told
+    assert "not tried: luffy: it saves 0.0 % of the time per step at most, whatever it decides" in told
 
 
 def test_every_number_of_replicas_is_compared_by_the_seconds_of_experts_where_these_are_known(tmp_path: Path) -> None:
@@ -325,9 +325,7 @@ def test_training_counts_both_passes_for_all_and_leaves_coherent_dispatch_out(
         options = auto_of(plan)
         assert all("moe_backward_s" in figures for one in options.tried for figures in (one.metrics, one.today))
         assert "coherent" not in {one.dispatch_model for one in options.tried}
-        assert (
-            "netmoe" in {part for one in options.tried for part in one.parts} or "at most" in options.refused["netmoe"]
-        )
+        assert "luffy" in {part for one in options.tried for part in one.parts} or "at most" in options.refused["luffy"]
         assert options.refused["exflow, coherent"] == "not for training"
 
 
@@ -377,7 +375,7 @@ def test_tutel_is_given_degrees_alone(trace: Trace, profile: Path) -> None:
     assert names(plan) == {("pipemoe",)}
     with pytest.raises(UsageError, match="eplb, exflow, coherent, exflow, standard: tutel does not carry") as refused:
         planned(trace, "auto", profile=profile, engine="tutel", concurrency=8)
-    assert "; pipemoe, netmoe: not for decode; " in str(refused.value)
+    assert "; pipemoe, luffy: not for decode; " in str(refused.value)
     assert str(refused.value).endswith("give another --engine, or --for")
 
 
