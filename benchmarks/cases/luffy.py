@@ -83,7 +83,7 @@ def _generated(mean: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     length = np.maximum(np.rint(mean * rng.lognormal(-(sigma**2) / 2, sigma, 512)), 8).astype(np.int64)
     share_IE = rng.dirichlet(np.full(16, 0.5 / 16), 512)
-    counts = np.zeros((512, 8, 16), np.uint16)
+    counts = np.zeros((512, 8, 16), np.uint32)
     for layer in range(8):
         share_IE = share_IE[:, rng.permutation(16)]
         for sample, share_E in enumerate(share_IE):
