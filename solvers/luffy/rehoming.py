@@ -61,10 +61,10 @@ def rehome(
     if method == "paper":
         home_I = growth(traffic.units, attention, cluster.num_devices)
     else:
-        even = netmoe.rehome("even", copies_ID, pairs_I, cluster, next_copies=next_copies, bounded=False)
+        even_I = _even(traffic.units, pairs_I, cluster.devices_per_node)
         padded = attention.law.batches == "padded"
         alone_I = _padded_start(traffic, attention, places_D) if padded else deal(attention.cost, places_D)
-        starts = [even.device_of_sample, alone_I] if attention.follows else [even.device_of_sample]
+        starts = [even_I, alone_I] if attention.follows else [even_I]
         ends = [_shortened(traffic, start_I, places_D, channels, attention) for start_I in starts]
         home_I = min(ends, key=lambda end: end[0])[1]
     value = _seconds(traffic, attention, home_I, channels)
@@ -134,6 +134,15 @@ def _shortened(
     )
     group, alpha_C, beta_C = channels.cluster.devices_per_node, channels.alpha, channels.beta
     return shorten(rows_of(traffic), home_I, group, alpha_C, beta_C, held), home_I
+
+
+def _even(units: Ints, pairs: NDArray[np.integer], devices_per_node: int) -> Ints:
+    """NetMoE's even homes `[I]`: in rounds, the longest first, one a device in each, where least is sent."""
+    size, home_I = units.shape[1], np.zeros(len(units), np.int64)
+    longest = np.argsort(-pairs, kind="stable")
+    for at in np.split(longest, range(size, len(longest), size)):
+        home_I[at] = netmoe.two_stages(units[at], np.ones(size, np.int64), devices_per_node)
+    return home_I
 
 
 def _padded_start(traffic: netmoe.Traffic, attention: Attention, places_D: Ints) -> Ints:

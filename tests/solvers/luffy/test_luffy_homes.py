@@ -13,6 +13,7 @@ from moeplan.profilers.cluster import Cluster, Link
 from moeplan.solvers import luffy, netmoe
 from moeplan.solvers.luffy.bound import least_seconds, padded_optimum
 from moeplan.solvers.luffy.growth import growth
+from moeplan.solvers.luffy.rehoming import _even
 from moeplan.solvers.netmoe.bottleneck import Channels
 from moeplan.solvers.netmoe.swaps import Held, shorten
 from tests.builders import known
@@ -245,3 +246,11 @@ def test_the_law_of_a_curve_that_is_one_is_that_one(call: float, token: float, s
 def test_laws_that_are_none_are_refused(wrong: tuple[float, float, float]) -> None:
     with pytest.raises(ValueError, match="expected none negative"):
         luffy.Law(*wrong)
+
+
+@settings(max_examples=30)
+@given(steps(largest=12))
+def test_the_first_start_is_netmoe_s_even_homes(step: Step) -> None:
+    pairs, group = step.copies.sum(axis=1), step.cluster.devices_per_node
+    even = netmoe.rehome("even", step.copies, pairs, step.cluster, next_copies=step.following, bounded=False)
+    assert _even(step.traffic.units, pairs, group).tolist() == even.device_of_sample.tolist()
