@@ -14,6 +14,8 @@ from ..netmoe.port_bound import prices
 from ..netmoe.traffic import Traffic
 from .attention import Attention
 
+MOST_CELLS = 2**23  # of the programme, samples x devices x ports; beyond, weights are equal
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
@@ -67,6 +69,10 @@ def _duals(traffic: Traffic, attention: Attention | None, places: Ints, channels
     from scipy.sparse import block_array, csr_array, eye_array, kron
 
     (num_samples, size), num_exchanges = traffic.gather.shape, len(traffic.exchanges)
+    shape = (num_exchanges, 2, 2, size)
+    equal = np.full(shape, 0.25 / size), np.full(size, 1 / size)  # prove a bound, too, a weaker one
+    if num_exchanges * 4 * size * num_samples * size > MOST_CELLS:
+        return equal
     cost_I = np.zeros(num_samples) if attention is None else attention.cost
     scale = max(channels.total(traffic, np.arange(num_samples) % size), float(cost_I.sum()) / size, 1e-30)
     each, ports = csr_array(np.ones((1, num_samples))), csr_array(_port_rows(traffic, channels) / scale)
@@ -87,9 +93,8 @@ def _duals(traffic: Traffic, attention: Attention | None, places: Ints, channels
         bounds=[(0, None)] * (num_samples * size + num_exchanges) + [(float(cost_I.max()) / scale, None)],
         method="highs",
     )
-    shape = (num_exchanges, 2, 2, size)
-    if found.status != 0:  # equal weights prove a bound, too
-        return np.full(shape, 0.25 / size), np.full(size, 1 / size)
+    if found.status != 0:
+        return equal
     dual = np.maximum(-found.ineqlin.marginals, 0.0)
     port_weights, devices = dual[: ports.shape[0]].reshape(shape), dual[ports.shape[0] :][:size]
     port_weights = port_weights / np.maximum(port_weights.sum(axis=(1, 2, 3), keepdims=True), 1e-300)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from moeplan.profilers.cluster import Cluster, Link
 from moeplan.solvers import luffy, netmoe
+from moeplan.solvers.luffy import bound
 from moeplan.solvers.luffy.bound import least_seconds, padded_optimum
 from moeplan.solvers.luffy.growth import growth
 from moeplan.solvers.luffy.rehoming import _even
@@ -139,6 +140,16 @@ def test_the_weights_of_a_bound_prove_it_over_any_homes(step: Step) -> None:
         assert found.seconds <= naive_seconds(step, home) * (1 + 1e-9) + 1e-11
 
 
+@settings(max_examples=10)
+@given(steps())
+def test_a_programme_too_large_leaves_a_bound_that_equal_weights_prove(step: Step) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bound, "MOST_CELLS", 0)
+        found = least_seconds(step.traffic, step.attention, step.places, Channels.of(step.cluster, BYTES))
+    assert len({*found.port_weights.ravel().tolist()}) == 1
+    assert 0 < found.seconds <= rehome(step, bounded=False).dealt[0].objective.value * (1 + 1e-9) + 1e-11
+
+
 @settings(max_examples=50)
 @given(steps())
 def test_no_move_and_no_swap_within_the_room_shortens_what_joint_reaches(step: Step) -> None:
@@ -237,7 +248,7 @@ def test_the_law_of_a_curve_that_is_one_is_that_one(call: float, token: float, s
     law = luffy.law_of(curve, np.random.default_rng(seed).integers(8, 2000, 30))
     batch, length = np.array([1.0, 7.0]), np.array([300.0, 40.0])
     found = law.call_s + batch * (law.token_s * length + law.square_s * length**2)
-    np.testing.assert_allclose(found, curve(batch, length).seconds, rtol=1e-6)
+    np.testing.assert_allclose(found, curve(batch, length).seconds, rtol=1e-6, atol=2e-12)
 
 
 @pytest.mark.parametrize(
