@@ -52,7 +52,8 @@ def profile(
       moeplan profile --preset h200_sxm --cluster 2x8 --link inter=50:5
       srun moeplan profile --device cuda
       moeplan profile --quick
-      moeplan profile --cluster 4x8 --link intra=450:3 --link inter=50:12 --attention 71:23@2880
+      moeplan profile --cluster 4x8 --link intra=450:3 --link inter=50:12
+      moeplan profile --cluster 1x8 --link intra=450:3 --attention 71:23@2880
       moeplan profile --merge node.json net.json
       moeplan profile --from-tables systems/data --system h200_sxm
     """

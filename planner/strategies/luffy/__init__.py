@@ -12,7 +12,7 @@ class LuffyParams(Params):
     """Parameters of luffy."""
 
     methods: ClassVar[Mapping[str, str]] = {
-        "joint": "Moves and swaps by attention plus exchange",
+        "joint": "Least attention plus exchange",
         "paper": "LUFFY's Algorithm 1, with minimum growth",
     }
 
