@@ -272,7 +272,7 @@ def test_a_predictor_that_is_missing_or_another_is_one_clear_error(trace: Any, s
     with pytest.raises(InputError, match=r"policy.json: .*has hash"):
         compare([tmp_path / "policy.json"], trace.path)
     save(edited(load(shelf("moving")), "decisions.sample_policy.predictor", None), tmp_path / "blind.json")
-    with pytest.raises(UsageError, match=r"blind.json: a policy by sum with the wrong predictor: only paper has none"):
+    with pytest.raises(UsageError, match=r"blind.json: a policy by sum with the wrong predictor: only NetMoE"):
         compare([tmp_path / "blind.json"], trace.path)
 
 
