@@ -50,14 +50,13 @@ def least_seconds(traffic: Traffic, attention: Attention | None, places: Ints, c
     the bound is the larger of both.
     """
     duals = _duals(traffic, attention, places, channels)
-    port_weights, device_weights = duals
-    best = Bound(_proven(traffic, attention, places, channels, *duals), port_weights, device_weights)
+    best = Bound(_proven(traffic, attention, places, channels, *duals), *duals)
     if attention is not None and attention.law.batches == "padded":
         alone = _duals(traffic, None, places, channels)
         apart = _proven(traffic, None, places, channels, *alone) + attention.call_s
         apart += padded_optimum(attention.cost, places)[0]
         if apart > best.seconds:
-            best = Bound(apart, alone[0], alone[1])
+            best = Bound(apart, *alone)
     return best
 
 
@@ -104,12 +103,9 @@ def _duals(traffic: Traffic, attention: Attention | None, places: Ints, channels
 def _port_rows(traffic: Traffic, channels: Channels) -> Floats:
     """Seconds that each sample on each device adds to every port, `[P, I D]`, P by exchange, class, end and device."""
     size = channels.cluster.num_devices
-    node_D = np.arange(size) // channels.cluster.devices_per_node
-    far_DD = node_D[:, None] != node_D
-    crosses_CDD = np.stack([~far_DD & ~np.eye(size, dtype=bool), far_DD])
     rows = []
     for copies_ID in traffic.exchanges:
-        for beta, crosses_DD in zip(channels.beta, crosses_CDD, strict=True):
+        for beta, crosses_DD in zip(channels.beta, channels.crosses, strict=True):
             at_home_DID = np.einsum("ih,hd->hid", beta * copies_ID @ crosses_DD, np.eye(size))
             at_experts_DID = np.einsum("ie,he->eih", beta * copies_ID, crosses_DD)
             rows += [at_home_DID.reshape(size, -1), at_experts_DID.reshape(size, -1)]

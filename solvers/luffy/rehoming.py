@@ -15,6 +15,7 @@ from .. import netmoe
 from ..arrays import Floats, Ints
 from ..compiled import seconds_to_compile
 from ..netmoe.bottleneck import Channels, rows_of
+from ..netmoe.rehoming import rounds
 from ..outcome import ROUNDING, Objective, Outcome
 from .attention import Attention, Law, deal
 from .bound import least_seconds, padded_optimum
@@ -139,8 +140,7 @@ def _shortened(
 def _even(units: Ints, pairs: NDArray[np.integer], devices_per_node: int) -> Ints:
     """NetMoE's even homes `[I]`: in rounds, the longest first, one a device in each, where least is sent."""
     size, home_I = units.shape[1], np.zeros(len(units), np.int64)
-    longest = np.argsort(-pairs, kind="stable")
-    for at in np.split(longest, range(size, len(longest), size)):
+    for at in rounds(pairs, size):
         home_I[at] = netmoe.two_stages(units[at], np.ones(size, np.int64), devices_per_node)
     return home_I
 

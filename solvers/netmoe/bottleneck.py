@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...profilers.cluster import Cluster
-from ..arrays import Floats, Ints
+from ..arrays import Bools, Floats, Ints
 from ..cost import inter_ratio
 from ..ports import CLASSES, link_classes, sample_copies
 from .traffic import Traffic
@@ -48,6 +48,13 @@ class Channels:
             figures = {kind: (link.latency_s, link.s_per_byte * copy_bytes) for kind, link in cluster.links.items()}
         alpha_C, beta_C = np.array([figures[kind] if kind in classes else (0.0, 0.0) for kind in CLASSES]).T.copy()
         return cls(cluster, alpha_C, beta_C, "exchange_s" if known else "busiest_cost")
+
+    @property
+    def crosses(self) -> Bools:
+        """Pairs of devices that each class joins, `[C, D, D]`."""
+        node_D = np.arange(self.cluster.num_devices) // self.cluster.devices_per_node
+        far_DD = node_D[:, None] != node_D
+        return np.stack([~far_DD & ~np.eye(len(node_D), dtype=bool), far_DD])
 
     def seconds(self, exchange: Floats, device_of_sample: NDArray[np.integer]) -> Floats:
         """Seconds of every port in one exchange, `[C, 2, D]`, copies `[I, D]` with samples on their devices `[I]`."""

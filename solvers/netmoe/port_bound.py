@@ -67,10 +67,7 @@ def least_time(traffic: Traffic, capacity: Ints, channels: Channels) -> PortBoun
 
 def prices(weight_XC2D: Floats, channels: Channels) -> Floats:
     """The weighted seconds of a copy with device e (first) of a sample on device d, `[X, D, D]`."""
-    every_D = np.arange(channels.cluster.num_devices)
-    node_D = every_D // channels.cluster.devices_per_node
-    far_DD = node_D[:, None] != node_D
-    near_DD = ~far_DD & (every_D[:, None] != every_D)
+    near_DD, far_DD = channels.crosses
     price_XC2D = weight_XC2D * channels.beta[:, None, None]
     intra_XDD, inter_XDD = (price_XC2D[:, c, 1, :, None] + price_XC2D[:, c, 0, None, :] for c in (0, 1))
     return np.asarray(near_DD * intra_XDD + far_DD * inter_XDD)

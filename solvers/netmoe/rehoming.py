@@ -92,7 +92,7 @@ def rehome(
         )
 
     device_I, dealt = np.zeros(len(copies_ID), np.int64), []
-    for at in _rounds(pairs_I, len(every_D), way):
+    for at in rounds(pairs_I, len(every_D)) if way.even else [np.arange(len(pairs_I))]:
         found = solved(at, bounded=bounded and not way.even)
         device_I[at] = found.device_of_sample
         dealt.append(found.outcome)
@@ -111,9 +111,7 @@ def compile_rehoming(method: str, cluster: Cluster) -> float:
     )
 
 
-def _rounds(pairs_I: NDArray[np.integer], size: int, way: Way) -> list[Ints]:
-    """Samples that are dealt together: all, or D at a time."""
-    if not way.even:
-        return [np.arange(len(pairs_I))]
+def rounds(pairs_I: NDArray[np.integer], size: int) -> list[Ints]:
+    """Samples that "even" deals together, the longest first: one a device in each round."""
     longest = np.argsort(-pairs_I, kind="stable")
     return np.split(longest, range(size, len(longest), size))
