@@ -73,7 +73,7 @@ class MigratingDispatch:
         contexts = Contexts.gather(batch.samples, real_BS.sum(dim=1), group)
         guests, ordinal = Guests.of(contexts, start_of(self.policy, contexts)), 0
         seed_I = _seeds(whole, batch.samples, contexts)
-        token_T, traffic = _started(batch.tokens, real_BS, guests, width, moves=self.policy.law is not None)
+        token_T, traffic = _started(batch.tokens, real_BS, guests, width)
         x_TM = whole.embed(token_T)
         for depth, layer in enumerate(whole.layers):
             position_T, seeds = contexts.position[guests.token], [seed_I[i] + depth for i in guests.here if seed_I]
@@ -104,9 +104,9 @@ class MigratingDispatch:
         )
 
 
-def _started(tokens_BS: Tensor, real_BS: Tensor, guests: Guests, width: int, *, moves: bool) -> tuple[Tensor, Traffic]:
+def _started(tokens_BS: Tensor, real_BS: Tensor, guests: Guests, width: int) -> tuple[Tensor, Traffic]:
     """The tokens of the samples that are here before the first layer, and what was sent to bring them there."""
-    if not moves:
+    if torch.equal(guests.home_on_device, guests.contexts.rank):
         return tokens_BS[real_BS], Traffic()
     rows = [one if len(one) else one.new_zeros(0, width) for one in (tokens_BS, real_BS)]
     tokens_CS, real_CS = (guests.follow(one) for one in rows)
