@@ -33,6 +33,7 @@ from moeplan.runtime.plan import Plan
 from moeplan.traces.count_form import CountTrace
 from moeplan.traces.importers import import_trace
 
+from ..race import cpu_s
 from ..routing import GPT_OSS, OLMOE, SMARTMOE
 from ..study import Row, Settings, Study
 
@@ -72,7 +73,7 @@ def _instances(settings: Settings) -> list[Instance]:
 
 @dataclass(frozen=True)
 class Combination:
-    """Parts solved on all fitted samples, one on top of the other, and the seconds of the last one's solve."""
+    """Parts solved on all fitted samples, one on top of the other, and the CPU seconds of the last one's solve."""
 
     parts: Parts
     decided: Decided
@@ -84,9 +85,9 @@ def _rows(instance: Instance) -> Iterator[Row]:
     """Auto, then every combination by what it gains on held-out samples, each beside auto draw by draw."""
     with tempfile.TemporaryDirectory() as folder:
         request = _request(instance, Path(folder))
-        began = time.perf_counter()
+        began = cpu_s()
         auto = make(request)
-        auto_s = time.perf_counter() - began
+        auto_s = cpu_s() - began
         search = Search(task_for(request), AutoParams.of(request.params), time.perf_counter())
         every = list(_combinations(search, {one.parts for one in AutoOptions.of(auto.plan).tried}))
         figures, usual = _judged(search, [one for one in every if one.beside], auto)
@@ -137,12 +138,12 @@ def _combinations(search: Search, tried: Collection[tuple[str, ...]]) -> Iterato
         if not parts or (parts[1:] and (base is None or not parts[-1].strategy.stands_on(base.plan))):
             continue
         search.task.shared.clear()  # as a command of its own reads the trace
-        began, seconds = time.perf_counter(), 0.0
+        began, seconds = cpu_s(), 0.0
         try:
             decided = decide(search.task_of(parts[-1], base, inner=False, search_s=SEARCH_S))
             if solved:
                 judge(decided)
-                seconds = time.perf_counter() - began
+                seconds = cpu_s() - began
         except MoeplanError:
             continue  # none of this trace
         known[parts] = decided
@@ -185,7 +186,7 @@ STUDIES = (
         note="auto's plan beside every legal combination: what each saves of today's step (of counts, of today's"
         " seconds of experts; without a profile, of the busiest device's load), and how much more than auto's, with the"
         " 95 % interval of that difference. Where the interval holds 0, auto's plan is as good within what the samples"
-        " tell; less than .01 does not matter, and auto keeps the plan that needs less. Seconds are wall time, of a"
+        " tell; less than .01 does not matter, and auto keeps the plan that needs less. Seconds are CPU time, of a"
         " combination those of its last part on the others' decisions; combinations without were not tried by auto."
         f" exflow searches for {SEARCH_S:g} s' worth of work.",
         needs=GPT_OSS,

@@ -54,7 +54,7 @@ CLUSTER = Cluster(1, 4)
 CHUNKS = 2  # of every layer in the plan of a pipeline
 SEARCH_S = 1.0
 TIMEOUT_S = 120.0
-RUN_SAMPLES = 128  # of the text
+RUN_SAMPLES = 64  # of the text
 ROUNDS = 5  # of timed forwards
 SLOT_S = 0.2  # of measurements before each, from which they are predicted: load that comes and goes hits both alike
 

@@ -26,6 +26,15 @@ FFN = HIDDEN | {"ffn": "ffn_size"}
 WHOLE_SAMPLES = 2.0**30  # tokens of a sample in a step, more than any has
 EXPERT_CASES = ("routed_block", "expert_ffn")  # what the runtime computes, where that was measured
 COUNTS_ALONE = "counts do not say where tokens are"
+REMEDIES = {
+    "the profile has no": "; join it with one that has, by moeplan profile --merge",
+    "the model's": "; say it at moeplan trace import",
+}
+
+
+def with_remedy(reason: str) -> str:
+    """Why a part has no curve, and what gives it one, where something does."""
+    return reason + next((words for begins, words in REMEDIES.items() if reason.startswith(begins)), "")
 
 
 @dataclass(frozen=True, slots=True)

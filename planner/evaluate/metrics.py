@@ -80,8 +80,8 @@ class Figures:
         """Gain over `against`: how much less of `metric` there is, paired draw by draw; one step gives no interval."""
         if metric not in self.summands or metric not in against.summands:
             raise InputError(
-                f"no {metric} to judge by: it needs {METRICS[metric].needs}, and steps that route tokens; give what"
-                " lacks, or record more"
+                f"{METRICS[metric].noun} is not known here: it needs {METRICS[metric].needs}, and steps that route"
+                " tokens; give --profile, or record more"
             )
         ours, theirs = self.summands[metric], against.summands[metric]
         less = difference(ours, theirs)

@@ -9,11 +9,12 @@ from ...errors import InputError
 from ...runtime.exports import Engine, strays
 from ...runtime.plan import Contender, Metric, Part, Plan, SizedGain, Verdict
 from ..document import Section, Table, Text
+from ..evaluate.costs import with_remedy
 from ..evaluate.evaluate import MATTERS
 from ..evaluate.journey import EVENLY, TODAY
 from ..evaluate.metrics import ATTENTION, BALANCE, COMBINE, DISPATCH, EXPERTS, KV, METRICS, SIZED
 from ..evaluate.price import PASSES, STEP
-from ..evaluate.step_size import StepSize
+from ..evaluate.step_size import StepSize, usual_size
 from ..figures import (
     TimeUnit,
     bytes_text,
@@ -278,6 +279,8 @@ def _fitted(options: EvaluationOptions, part: Part) -> str:
 def _steps(plan: Plan, part: Part) -> Iterator[str]:
     """Describe the steps behind the figures, where these are few or incomplete."""
     options = EvaluationOptions.of(plan)
+    if options.use is None and options.size == usual_size(None, plan.cluster.num_devices):
+        yield "steps as usual in prefill, as counts do not say what runs; else --concurrency, or --for training"
     if scaled := scaled_up(options.size, part):
         yield scaled
     elif part.dropped_samples:
@@ -298,7 +301,7 @@ def scaled_up(size: StepSize | None, part: Part) -> str:
 
 
 def _untimed(plan: Plan, ours: Contender, base: Contender) -> Iterator[str]:
-    """Without seconds: the experts' time by the balance, and the command that gives all seconds."""
+    """Without seconds: the experts' time by the balance, and the command that makes a profile, if there is none."""
     mine, theirs = (one.metrics.get(BALANCE) for one in (ours, base))
     if EXPERTS in ours.metrics or mine is None or theirs is None:
         return
@@ -308,6 +311,8 @@ def _untimed(plan: Plan, ours: Contender, base: Contender) -> Iterator[str]:
             f"balance {mine.value:.2f} against {theirs.value:.2f}: the busiest device's experts take about"
             f" {percent(abs(less))} {'less' if less >= 0 else 'more'} time"
         )
+    if plan.inputs.profile is not None:
+        return
     cluster = f" --cluster {plan.cluster} --link inter=GBps:us" if plan.cluster.num_nodes > 1 else ""
     yield f"for seconds of a step: moeplan profile, or moeplan profile --preset h200_sxm{cluster}"
 
@@ -338,5 +343,5 @@ def _trust(plan: Plan, part: Part) -> Iterator[str]:
     for name, reason in options.missing.items():
         if name == "kv" and "coherent" not in models:  # only where tokens do not return home K and V are gathered
             continue
-        alike.setdefault(reason, []).append(name)
+        alike.setdefault(with_remedy(reason), []).append(name)
     yield from (f"no seconds of {', '.join(names)}: {reason}" for reason, names in alike.items())

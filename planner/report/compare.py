@@ -16,6 +16,7 @@ from ...runtime.exports.engine import listed
 from ..compare import Comparison
 from ..document import Column, Section, Table, Text, drawn, to_console, write_page
 from ..evaluate.metrics import METRICS
+from ..evaluate.price import STEP
 from ..evaluate.split_bounds import SplitBound
 from ..figures import bytes_text, find, percent, worded
 from .answer import copies_remarks, gain_words, judged_sections, scaled_up, short_of, step_words
@@ -130,10 +131,10 @@ def _answers(comparison: Comparison) -> Iterator[str]:
     part, unit = comparison.part, comparison.unit
     steps = f"{part.num_steps} complete step{'s' * (part.num_steps != 1)}"
     dropped = f" ({part.dropped_samples} trailing {unit}s dropped)" if part.dropped_samples else ""
+    kind = "fitted " if comparison.seen else "unseen " if comparison.num_fitted else ""
     yield (
-        f"on {printable(comparison.trace)}: {part.num_samples:,} {'fitted' if comparison.seen else 'unseen'} {unit}s,"
-        f" {part.num_tokens:,} tokens; {step_words(comparison, part)}, {steps}{dropped}; cluster"
-        f" {comparison.cluster}"
+        f"on {printable(comparison.trace)}: {part.num_samples:,} {kind}{unit}s, {part.num_tokens:,} tokens;"
+        f" {step_words(comparison, part)}, {steps}{dropped}; cluster {comparison.cluster}"
     )
 
 
@@ -144,10 +145,20 @@ def _doubts(comparison: Comparison) -> Iterator[str]:
         yield f"all {comparison.unit}s were fitted by these plans: expect less on others"
     elif comparison.num_fitted:
         yield f"{comparison.num_fitted} {comparison.unit}s that a plan was fitted to are left out"
+    yield from _timed_before(comparison)
     if scaled := scaled_up(comparison.size, part):
         yield scaled
     if comparison.replica_rule is not None:
         yield f"replicas: {RULES[comparison.replica_rule]}, in all plans and baselines"
+
+
+def _timed_before(comparison: Comparison) -> Iterator[str]:
+    """Plans that were solved by seconds of whole steps, where these are not known here."""
+    for one in comparison.compared:
+        solved, source = one.plan.verdict, one.plan.inputs.profile
+        if solved is not None and solved.metric == STEP != one.verdict.metric and source is not None:
+            known = f" ({printable(source.path)})" if source.path else ""
+            yield f"{printable(one.path)} was solved by seconds of whole steps{known}: give --profile for them"
 
 
 def _remarks(comparison: Comparison) -> Iterator[str]:

@@ -33,7 +33,7 @@ def table(plan: Plan, part: Part) -> Table:
     known = [followed.get(one.name) for one in rows]
     columns += [
         Column("changes", ["-" if one is None else f"{one.changes:,}" for one in known]),
-        Column("planning", ["-" if one is None else TimeUnit.worded(one.planning_s) for one in known]),
+        Column("planning, all steps", ["-" if one is None else TimeUnit.worded(one.planning_s) for one in known]),
     ]
     return Table(columns)
 

@@ -9,6 +9,7 @@ from ....runtime.plan import Plan
 from ....solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ....solvers.pipemoe import TUTEL_MAX_DEGREE
 from ...evaluate.chunks import Cuts, Pipeline, capacity
+from ...evaluate.costs import with_remedy
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.price import STEP
 from ...evaluate.scene import BACKWARD, Passes, Scene
@@ -20,11 +21,6 @@ from . import PipemoeParams
 from .degrees import BASELINES, DegreeTable, stages_of, tabulated, unequal
 from .recheck import recheck
 from .sections import remarks, sections
-
-REMEDIES = {
-    "the profile": "; join it with one that has, by moeplan profile --merge",
-    "the model": "; say it at moeplan trace import",
-}
 
 
 class Pipemoe(Strategy):
@@ -95,14 +91,11 @@ def _check_costs(task: Task) -> None:
             " one with --profile"
         )
     curves = {"dispatch": costs.exchange, "experts": costs.experts}
-    lacking = []
-    for part in (part for part, curve in curves.items() if curve is None):
-        remedy = next((words for whose, words in REMEDIES.items() if costs.missing[part].startswith(whose)), "")
-        lacking.append(f"none of {part}: {costs.missing[part]}{remedy}")
-    if lacking:
+    lacking = [part for part, curve in curves.items() if curve is None]
+    if none := [f"none of {part}: {with_remedy(costs.missing[part])}" for part in lacking]:
         raise InputError(
             f"{task.request.profile}: pipemoe needs the seconds of dispatch and experts; there are"
-            f" {'; and '.join(lacking)}"
+            f" {'; and '.join(none)}"
         )
 
 
