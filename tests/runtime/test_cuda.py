@@ -1,0 +1,74 @@
+"""Plans carried out on a GPU, held against the same ones on CPUs in float64: one rank over NCCL, four over gloo."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from moeplan.profilers.world import run_world
+from tests.builders import known
+from tests.runtime.cuda_cases import ALONE, SETTINGS, Carried, Work, carried
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+
+WAYS = {
+    "float64": Work((), torch.float64),
+    "bfloat16": Work((), torch.bfloat16),
+    "autocast": Work((), torch.float32, autocast=True),
+}
+EXACT, COARSE, FLIPPED = 1e-9, 0.03, 0.3  # the most that the norm of errors is of the exact norm
+WORLDS = [*((1, name) for name in ALONE), *((4, name) for name in SETTINGS)]
+every_setting = pytest.mark.parametrize(("num_ranks", "name"), WORLDS)
+
+
+@functools.cache
+def exact(num_ranks: int) -> list[dict[str, Carried]]:
+    """On CPUs, by rank."""
+    return known(run_world(num_ranks, carried, Work(_names(num_ranks)), timeout_s=300))
+
+
+@functools.cache
+def found(num_ranks: int, way: str) -> list[dict[str, Carried]]:
+    """On the GPU, by rank: NCCL takes one rank a GPU, gloo any number."""
+    work = replace(WAYS[way], names=_names(num_ranks), device="cuda:0")
+    return known(run_world(num_ranks, carried, work, device="cuda" if num_ranks == 1 else "cpu", timeout_s=300))
+
+
+def _names(num_ranks: int) -> list[str]:
+    return [name for size, name in WORLDS if size == num_ranks]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@every_setting
+def test_logits_gradients_and_losses_are_those_of_cpus(num_ranks: int, name: str, way: str) -> None:
+    rounds = SETTINGS[name].rounds and way != "float64"
+    most = EXACT if way == "float64" else FLIPPED if rounds else COARSE
+    for here, there in zip(found(num_ranks, way), exact(num_ranks), strict=True):
+        one, expected = here[name], there[name]
+        assert off(one.logits, expected.logits) < most
+        assert one.gradients.keys() == expected.gradients.keys()
+        for parameter, gradient in () if rounds else expected.gradients.items():
+            assert off(one.gradients[parameter], gradient) < most, parameter
+        assert one.norm == pytest.approx(expected.norm, rel=most)
+        assert one.losses == pytest.approx(expected.losses, rel=most)
+
+
+@every_setting
+def test_what_travels_and_moves_is_what_does_on_cpus(num_ranks: int, name: str) -> None:
+    for here, there in zip(found(num_ranks, "float64"), exact(num_ranks), strict=True):
+        one, expected = here[name], there[name]
+        assert one.traffic == expected.traffic
+        assert (one.operations, one.moved) == (expected.operations, expected.moved)
+        assert one.generated == expected.generated
+
+
+def test_settings_of_four_ranks_move_experts_and_condense_rows() -> None:
+    everything = found(4, "float64")[0]
+    assert all(everything[name].moved for name in SETTINGS if SETTINGS[name].rebalancing)
+    assert all(everything[name].traffic.condensed for name in SETTINGS if SETTINGS[name].condensation)
+
+
+def off(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """The norm of the error as a share of the exact one's; not a number passes nothing."""
+    return float((actual - expected).norm() / expected.norm().clamp(min=1e-300))
