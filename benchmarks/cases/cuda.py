@@ -526,7 +526,7 @@ STUDIES = (
     Study(
         title="Measuring a profile",
         quality="median error held out, %",
-        note="`moeplan profile` on this GPU: seconds, series, and predictions of routed blocks that are not on its grid.",
+        note="`moeplan profile` on this GPU: seconds, series, and predictions of routed blocks off its grid.",
         instances=lambda settings: ["quick", "default"][: 1 if settings.quick else None],
         rows=_profiles,
     ),

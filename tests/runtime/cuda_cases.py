@@ -192,11 +192,5 @@ def _trained(model: ExpertParallelModel, run: Callable[[Any], Tensor], upstream:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    assert (done := model.rebalancing) is not None
-    return Carried(
-        logits.detach().double().cpu(),
-        losses=losses,
-        operations=done.operations,
-        moved=done.moved,
-        traffic=model.traffic,
-    )
+    done, exact = known(model.rebalancing), logits.detach().double().cpu()
+    return Carried(exact, losses=losses, operations=done.operations, moved=done.moved, traffic=model.traffic)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from moeplan.profilers.routed import weighted_experts
 from moeplan.profilers.world import run_world
 from tests.builders import known
 from tests.runtime.cuda_cases import ALONE, SETTINGS, Carried, Work, carried
@@ -67,6 +68,25 @@ def test_settings_of_four_ranks_move_experts_and_condense_rows() -> None:
     everything = found(4, "float64")[0]
     assert all(everything[name].moved for name in SETTINGS if SETTINGS[name].rebalancing)
     assert all(everything[name].traffic.condensed for name in SETTINGS if SETTINGS[name].condensation)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("num_tokens", [0, 9, 300])
+def test_grouped_experts_give_the_outputs_and_gradients_of_exact_ones(num_tokens: int, gated: bool) -> None:
+    generator = torch.Generator().manual_seed(num_tokens)
+    sizes = (num_tokens, 64), (num_tokens, 2), (8, 96 if gated else 48, 64), (8, 64, 48), (num_tokens, 64)
+    x, weight, w_in, w_out, upstream = (torch.randn(size, generator=generator).bfloat16() for size in sizes)
+    ids = 1 + torch.rand(num_tokens, 6, generator=generator).argsort(1)[:, :2]  # nobody asks the first and the last
+
+    def run(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
+        given = [one.to(device, dtype).requires_grad_() for one in (x, weight, w_in / 8, w_out / 8)]
+        y = weighted_experts(given[0], ids.to(device), *given[1:])
+        return [y.detach(), *torch.autograd.grad(y, given, upstream.to(device, dtype), materialize_grads=True)]
+
+    torch.full((2**24,), torch.nan, device="cuda:0")  # freed, for rows that nobody writes
+    for one, expected in zip(run("cuda:0", torch.bfloat16), run("cpu", torch.float64), strict=True):
+        assert off(one.double().cpu(), expected) < COARSE or not expected.any()
+        assert not one[expected.cpu() == 0].any()
 
 
 def off(actual: torch.Tensor, expected: torch.Tensor) -> float:
