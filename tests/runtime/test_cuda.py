@@ -18,7 +18,7 @@ WAYS = {
     "bfloat16": Work((), torch.bfloat16),
     "autocast": Work((), torch.float32, autocast=True),
 }
-EXACT, COARSE, FLIPPED = 1e-9, 0.03, 0.3  # the most that the norm of errors is of the exact norm
+EXACT, COARSE, FLIPPED = 1e-6, 0.03, 0.3  # most of the norm of errors over the exact norm; rotary angles are float32
 WORLDS = [*((1, name) for name in ALONE), *((4, name) for name in SETTINGS)]
 every_setting = pytest.mark.parametrize(("num_ranks", "name"), WORLDS)
 
