@@ -252,18 +252,19 @@ def _attention(hidden: int) -> Iterator[Row]:
     equal = [[length] * number for number in (1, 4, 16) for length in lengths if number * length <= 2**15]
     mixed = [np.exp(rng.uniform(np.log(64), np.log(4096), number)).astype(int).tolist() for number in (2, 4, 8, 16) * 5]
     every = equal + mixed
-    terms = np.array([[len({*one}), sum(one), sum(length**2 for length in one)] for one in every], float)
+    terms = np.array([[len({*one}), sum(one), sum(n**2 for n in one), len(one)] for one in every], float)
     taken = np.array([_attended_s(attention, one) for one in every])
     folds = np.arange(len(every)) % 5
-    for name, columns in (("token, square and call", [0, 1, 2]), ("token and square", [1, 2])):
+    laws = {"token, square and call": [0, 1, 2], "token and square": [1, 2], "with seconds a sample": [0, 1, 2, 3]}
+    for name, columns in laws.items():
         error = np.zeros(len(every))
         for fold in range(5):
             law = np.array(least_relative(terms[folds != fold][:, columns], taken[folds != fold]))
             error[folds == fold] = np.abs(terms[folds == fold][:, columns] @ law / taken[folds == fold] - 1)
         law = np.array(least_relative(terms[:, columns], taken))
         fitted = dict(zip(columns, law.tolist(), strict=True))
-        names = {0: "a call, s", 1: "a token, ns", 2: "a token squared, ps"}
-        units = {0: 1.0, 1: 1e9, 2: 1e12}
+        names = {0: "a call, s", 1: "a token, ns", 2: "a token squared, ps", 3: "a sample, s"}
+        units = {0: 1.0, 1: 1e9, 2: 1e12, 3: 1.0}
         more = {names[column]: value * units[column] for column, value in fitted.items()}
         yield from _errors(f"{name}: held out", error, len(equal), more)
     case, measured = CASES["attention"], np.empty(len(equal))
@@ -271,9 +272,9 @@ def _attention(hidden: int) -> Iterator[Row]:
         size = {"length": one[0], "batch": len(one), "hidden": hidden}
         inputs = case.prepare(size, "bf16", _here())
         measured[at] = _seconds(functools.partial(case.run, inputs), [], "forward")
-    law = np.array(least_relative(terms[: len(equal)], measured))
+    law = np.array(least_relative(terms[: len(equal), :3], measured))
     more = {"a call, s": law[0], "a token, ns": law[1] * 1e9, "a token squared, ps": law[2] * 1e12}
-    yield from _errors("of the profile's case", np.abs(terms @ law / taken - 1), len(equal), more)
+    yield from _errors("of the profile's case", np.abs(terms[:, :3] @ law / taken - 1), len(equal), more)
 
 
 def _errors(name: str, error: np.ndarray, equal: int, more: dict[str, float]) -> Iterator[Row]:
@@ -510,8 +511,9 @@ STUDIES = (
         title="The law of attention",
         quality="mean error, %",
         note="How far LUFFY's law is from the runtime's own attention on batches it was not fitted to, lengths of 64 to"
-        " 4,096. Hidden size 1,024, heads of 64, 8 of keys and values; bf16. Of the profile's case: the law fitted to"
-        " what a profile measures, fused causal attention of as many heads of keys as of queries.",
+        " 4,096. Hidden size 1,024, heads of 64, 8 of keys and values; bf16. With seconds a"
+        " sample: what the law lacks. Of the profile's case: the law fitted to what a profile measures, fused causal"
+        " attention of whole batches.",
         instances=lambda _: [1024],
         rows=_attention,
     ),

@@ -62,9 +62,9 @@ def _grouped(copies: Copies, reach_n: Tensor) -> tuple[Tensor, Tensor]:
     span = int(ids_nK.max()) + 2 if len(ids_nK) else 1
     for ids_n in ids_nK.T:
         if most * span > 2**62:
-            key_n, most = key_n.unique(return_inverse=True)[1], len(key_n)
+            key_n, most = torch.unique(key_n, return_inverse=True)[1], len(key_n)
         key_n, most = key_n * span + ids_n + 1, most * span
-    group_n, size_g = key_n.unique(return_inverse=True, return_counts=True)[1:]
+    group_n, size_g = torch.unique(key_n, return_inverse=True, return_counts=True)[1:]
     return free_n[group_n.argsort(stable=True)], size_g
 
 
