@@ -235,8 +235,8 @@ STUDIES = (
         baseline="today",
         note="Seconds of all layers, the slowest device of each, mean over two steps of tokens held out. bf16; the plan"
         " is eplb's with replicas. Predicted: the preset's curve of fused kernels. The runtime's: a grouped"
-        " product, its gather and its weighting; one expert after another has these, too. Balance: most rows of a device"
-        " over the mean, mean over layers.",
+        " product, its gather and its weighting; one expert after another has these, too. Balance: most rows of a"
+        " device over the mean, mean over layers.",
         instances=_instances,
         rows=_rows,
         needs=GPT_OSS,
