@@ -28,6 +28,7 @@ SUBJECTS = {
     "recording": "What recording adds to a model's passes",
     "auto": "auto beside every candidate, each solved anew: held-out gain over today, wall time over the sum of solves",
     "one_gpu": "Experts of a plan on one GPU, device after device: seconds measured beside those of a preset",
+    "cuda": "The runtime on one GPU: experts, its own cost, chunks, condensation, attention, moves, and measuring",
     "rebalancing": "Replicas that follow the load, trained on an emulated cluster: seconds beside seconds predicted",
     "emulated_cluster": "Plans carried out on an emulated cluster: seconds measured beside seconds predicted",
 }

@@ -9,7 +9,7 @@ E experts; M hidden size; H expert FFN size; B sequences; A heads; C elements of
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,7 +26,7 @@ from moeplan.planner.solve import make
 from moeplan.profilers.description import on_cluster
 from moeplan.profilers.presets import PRESETS, load_preset
 from moeplan.profilers.profile import Profile, save
-from moeplan.profilers.routed import weighted_experts
+from moeplan.profilers.routed import grouped, looped
 from moeplan.profilers.sampling import Clock, clock_for
 from moeplan.solvers.placement import Placement
 from moeplan.traces.examples import EXAMPLES
@@ -41,6 +41,7 @@ WARM_UPS, CALLS = 2, 7
 STEPS = 2  # of tokens held out
 DTYPE = torch.bfloat16
 Instance = tuple[Path, str, int, int]  # data, cluster, replicas, tokens per step
+Products = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # rows by expert, their ends, weights -> outputs
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -128,22 +129,19 @@ def _experts_s(kernel: Kernel, rows: Sequence[int]) -> float:
     return _seconds(lambda: kernel(x_PM, sizes_S, w_in[: len(rows)], w_out[: len(rows)]))
 
 
-def _looped(x_PM: Tensor, sizes_S: Tensor, w_in: Tensor, w_out: Tensor) -> Tensor:
-    """As `moeplan.runtime` computes them: one expert after another, with its gather and its weighting."""
+def _routed(products: Products, x_PM: Tensor, sizes_S: Tensor, w_in: Tensor, w_out: Tensor) -> Tensor:
+    """Experts with the gather and the weighting of `moeplan.runtime`."""
     slot_P1 = torch.arange(len(sizes_S), device="cuda").repeat_interleave(sizes_S)[:, None]
-    return weighted_experts(x_PM, slot_P1, torch.ones_like(slot_P1, dtype=DTYPE), w_in, w_out)
+    order_P = slot_P1.flatten().argsort(stable=True)
+    y_PM = products(x_PM[order_P], sizes_S.cumsum(0).int(), w_in, w_out)[order_P.argsort()]
+    return torch.ones_like(slot_P1, dtype=DTYPE) * y_PM
 
 
-def _grouped(x_PM: Tensor, sizes_S: Tensor, w_in: Tensor, w_out: Tensor) -> Tensor:
-    """All experts in one grouped product for gate and up, and one for down."""
-    ends = sizes_S.cumsum(0).int()
-    gate, up = torch._grouped_mm(x_PM, w_in.transpose(1, 2), offs=ends).chunk(2, dim=-1)
-    inner = functional.silu(gate) * up
-    out: Tensor = torch._grouped_mm(inner, w_out.transpose(1, 2), offs=ends)
-    return out
-
-
-KERNELS: dict[str, Kernel] = {"one expert after another": _looped, "grouped product": _grouped}
+KERNELS: dict[str, Kernel] = {
+    "one expert after another": partial(_routed, looped),
+    "grouped product": lambda x_PM, sizes_S, w_in, w_out: grouped(x_PM, sizes_S.cumsum(0).int(), w_in, w_out),
+    "the runtime's": partial(_routed, grouped),
+}
 
 
 def _attention_rows(shape: tuple[int, int, int]) -> Iterator[Row]:
@@ -236,8 +234,9 @@ STUDIES = (
         quality="predicted, s",
         baseline="today",
         note="Seconds of all layers, the slowest device of each, mean over two steps of tokens held out. bf16; the plan"
-        " is eplb's with replicas. Predicted: the preset's curve of fused kernels. Balance: most rows of a device over"
-        " the mean, mean over layers.",
+        " is eplb's with replicas. Predicted: the preset's curve of fused kernels. The runtime's: a grouped"
+        " product, its gather and its weighting; one expert after another has these, too. Balance: most rows of a"
+        " device over the mean, mean over layers.",
         instances=_instances,
         rows=_rows,
         needs=GPT_OSS,

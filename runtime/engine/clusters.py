@@ -15,6 +15,7 @@ from .copies import Copies
 
 BLOCK = 1024  # most rows that are compared with one another: cost is linear in tokens beyond
 NARROWEST = 0.8  # of the widest block of a batch, whose rows the others are padded to
+NARROWEST_CUDA = 0.3  # to start a batch takes longer there than padding
 MOST_PAIRS = 2**20  # of a batch; 64 times as many on a GPU
 
 Cover = Callable[[Tensor], Tensor]  # serves [B, w, w] -> the row that stands for each, [B, w]
@@ -46,8 +47,7 @@ def clusters(copies: Copies, x_TM: Tensor, share_nK: Tensor, reach_n: Tensor, co
             u_BwM = u_TM[copies.row[place_Bw]]
             reach_Bww = reach_n[place_Bw].float().where(real_Bw, -1)[:, None, :]
             if share_nK.shape[1] > 1:
-                share_BwK = share_nK[place_Bw].float()
-                reach_Bww = reach_Bww - torch.cdist(share_BwK, share_BwK, p=1) / 2
+                reach_Bww = reach_Bww - _apart(share_nK[place_Bw].float()) / 2
             least_Bww = (1 - reach_Bww.square() / 2).where(reach_Bww >= 0, torch.inf)
             serves_Bww = (u_BwM @ u_BwM.mT >= least_Bww).logical_and_(real_Bw[:, :, None])  # (1), squared
             stands_n[place_Bw[real_Bw]] = place_Bw.gather(1, cover(serves_Bww))[real_Bw]
@@ -57,12 +57,25 @@ def clusters(copies: Copies, x_TM: Tensor, share_nK: Tensor, reach_n: Tensor, co
 def _grouped(copies: Copies, reach_n: Tensor) -> tuple[Tensor, Tensor]:
     """Copies that may be condensed, by group, then number, int64, and the sizes of groups, int64 `[g]`."""
     free_n = (reach_n > 0).nonzero().flatten()
-    key_n = copies.place[free_n]
+    key_n, most = copies.place[free_n], copies.counts.numel()
     ids_nK = copies.beside[free_n].sort(dim=1).values.long()
     span = int(ids_nK.max()) + 2 if len(ids_nK) else 1
     for ids_n in ids_nK.T:
-        key_n = (key_n * span + ids_n + 1).unique(return_inverse=True)[1]
-    return free_n[key_n.argsort(stable=True)], key_n.bincount()
+        if most * span > 2**62:
+            key_n, most = torch.unique(key_n, return_inverse=True)[1], len(key_n)
+        key_n, most = key_n * span + ids_n + 1, most * span
+    group_n, size_g = torch.unique(key_n, return_inverse=True, return_counts=True)[1:]
+    return free_n[group_n.argsort(stable=True)], size_g
+
+
+def _apart(share_BwK: Tensor) -> Tensor:
+    """|share_i - share_j|_1 `[B, w, w]`; some times faster on a GPU than its own, which takes a thread block a pair."""
+    if not share_BwK.is_cuda:
+        return torch.cdist(share_BwK, share_BwK, p=1)
+    apart_Bww = share_BwK.new_zeros(1)
+    for share_Bw in share_BwK.unbind(2):
+        apart_Bww = (share_Bw[:, :, None] - share_Bw[:, None]).abs_().add_(apart_Bww)
+    return apart_Bww
 
 
 def _batches(order_n: Tensor, group_sizes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -76,15 +89,19 @@ def _batches(order_n: Tensor, group_sizes: Tensor) -> Iterator[tuple[Tensor, Ten
     size_B, first_B = end_B - first_B, first_B + np.repeat(size_g.cumsum() - size_g, count_g)
     widest_first = np.argsort(-size_B, kind="stable")
     widest_first = widest_first[: np.count_nonzero(size_B > 1)]
-    device = order_n.device
-    most = MOST_PAIRS if device.type == "cpu" else 64 * MOST_PAIRS
-    while len(widest_first):
-        width = int(size_B[widest_first[0]])
-        near = int(np.count_nonzero(size_B[widest_first] >= NARROWEST * width))
-        batch, widest_first = np.split(widest_first, [min(near, max(1, most // width**2))])
+    size_B = size_B[widest_first]
+    device, end = order_n.device, 0
+    first_B1, size_B1 = torch.from_numpy(np.stack([first_B[widest_first], size_B])[..., None]).to(device)
+    most, narrowest = (MOST_PAIRS, NARROWEST) if device.type == "cpu" else (64 * MOST_PAIRS, NARROWEST_CUDA)
+    while end < len(size_B):
+        start, width = end, int(size_B[end])
+        near = int(np.count_nonzero(size_B[start:] >= narrowest * width))
+        end += min(near, max(1, most // width**2))
         place_w = torch.arange(width, device=device)
-        first_B1, size_B1 = (torch.from_numpy(of_B[batch, None]).to(device) for of_B in (first_B, size_B))
-        yield order_n[(first_B1 + place_w).clamp(max=len(order_n) - 1)], place_w < size_B1
+        yield (
+            order_n[(first_B1[start:end] + place_w).clamp(max=len(order_n) - 1)],
+            place_w < size_B1[start:end],
+        )
 
 
 def sequential(serves_Bww: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from moeplan.profilers.cases import CASES
 from moeplan.profilers.cases.routed_exchange import ROW_BYTES, copies_DD, ways
 from moeplan.profilers.cases.routing import pairs_DE, popularity_DE
-from moeplan.profilers.routed import partial_sums, weighted_experts
+from moeplan.profilers.routed import grouped, looped, partial_sums, weighted_experts
 from moeplan.profilers.world import World, run_world
 from tests.builders import known
 
@@ -71,6 +71,21 @@ def test_experts_of_several_choices_add_up_and_gates_are_above_their_ups(gated: 
             inner = torch.nn.functional.silu(inner[:5]) * (inner[5:] if gated else 1)
             expected[row] += weight[row, choice] * (w_out[expert] @ inner)
     torch.testing.assert_close(weighted_experts(x, ids, weight, w_in, w_out), expected)
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "grouped_mm"), reason="torch before 2.10 has no grouped product")
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_grouped_product_gives_the_outputs_and_gradients_of_one_expert_after_another(gated: bool) -> None:
+    torch.manual_seed(0)
+    end_E = torch.tensor([3, 3, 8, 9], dtype=torch.int32)  # nobody asks the second
+    tensors = torch.randn(9, 16), torch.randn(4, 16 if gated else 8, 16), torch.randn(4, 16, 8)
+    upstream, found = torch.randn(9, 16), []
+    for products in (grouped, looped):
+        x, w_in, w_out = (tensor.clone().requires_grad_() for tensor in tensors)
+        y = products(x, end_E, w_in, w_out)
+        found.append((y, *torch.autograd.grad(y, (x, w_in, w_out), upstream)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_rows_that_ask_nobody_here_get_zeros_and_are_no_pairs() -> None:
