@@ -1,6 +1,8 @@
 """fp8 rows: the codec by hand, and four real processes held against an emulation in one process."""
 
 import functools
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from moeplan.errors import InputError
+from moeplan.planner.evaluate.evaluate import evaluate
+from moeplan.planner.evaluate.journey import Contender, journey_of
 from moeplan.runtime.engine.wire import decoded, encoded
 from moeplan.runtime.wire import copy_bytes
+from moeplan.traces.schema import TokenBatch
+from tests.planner.makers import scene_of, stored_tokens
 from tests.runtime.condensation_reference import condensed, gradients_of
 from tests.runtime.wire_cases import CASES, COARSE, HIDDEN, PLAIN, Answer, Wired, run_wired
 from tests.runtime.wire_reference import Travelled, by_hand
@@ -147,6 +153,30 @@ def test_rows_sent_are_those_of_the_emulation(name: str) -> None:
     if case.capacity_factor is None:  # whose buffers travel whole
         assert sum(copies) == 2 * sum(sent_D)
     assert all(copies)
+
+
+@pytest.mark.parametrize("name", ["plain", "replicas in chunks", "one expert a token", "an empty rank", "bfloat16"])
+def test_bytes_sent_are_those_that_the_planner_predicts(name: str, tmp_path: Path) -> None:
+    case, by_rank = (CASES | COARSE)[name][0], ranks(name)
+    plan = case.plan(wire="fp8")
+    spec, layers = replace(plan.model, dtype_bytes=case.dtype.itemsize), range(case.num_layers)
+    sample, position = (np.concatenate([one.routed[0][column] for one in by_rank]) for column in (0, 1))
+    ids = np.stack([np.concatenate([one.routed[layer][2] for one in by_rank]) for layer in layers], axis=1)
+    source = np.repeat(np.arange(4), [len(one.routed[0][0]) for one in by_rank])
+    batch = TokenBatch(
+        step=np.zeros(len(sample), np.int32),
+        sample=sample,
+        position=position.astype(np.int32),
+        source_rank=source.astype(np.int32),
+        phase=np.zeros(len(sample), np.int8),
+        ids=ids.astype(np.uint16),
+    )
+    trace = stored_tokens(tmp_path, spec, batch)
+    journey = journey_of(plan, lambda _: b"")
+    (figures,) = evaluate(scene_of(trace, plan.cluster), [Contender("plan", journey)]).judged.values()
+    sent = sum(one.traffic.payload_bytes for one in by_rank)
+    assert figures.value["intra_bytes"] + figures.value["inter_bytes"] == pytest.approx(sent, abs=1e-6)
+    assert sent > 0
 
 
 def test_rows_that_stay_are_exact() -> None:

@@ -52,6 +52,8 @@ class Wired:
     again: bool  #: Whether checkpointed blocks give the same bits
     amp: tuple[np.ndarray, Traffic]  #: Logits and traffic under autocast to bfloat16
     bare: tuple[np.ndarray, dict[str, np.ndarray], Traffic]  #: Of a plan without fp8 rows
+    #: Samples, positions and experts of its tokens by layer
+    routed: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 @dataclass
@@ -72,13 +74,14 @@ def _wired(rank: int, case: Case, decided: dict[str, Any]) -> Wired:
     beside = {"condensation": CondensationDecision(**decided)} if decided else {}
     model = parallelize(case.model(), case.plan(wire="fp8", **beside), gradients="sum")
     found = _run(model, case, rank)
+    routed = [(of.sample.numpy(), of.position.numpy(), of.ids.numpy()) for of in model.routed]
     other = parallelize(case.model(), case.plan(wire="fp8", **beside), gradients="sum")
     _checkpoint(other)
     again = _same(_run(other, case, rank), found)
     with torch.autocast("cpu", torch.bfloat16):
         mixed, _, traffic = _run(parallelize(case.model(), case.plan(wire="fp8", **beside)), case, rank)
     bare = _run(parallelize(case.model(), case.plan(**beside), gradients="sum"), case, rank)
-    return Wired(*found, [block.owned for block in model.blocks], again, (mixed, traffic), bare)
+    return Wired(*found, [block.owned for block in model.blocks], again, (mixed, traffic), bare, routed)
 
 
 Run = tuple[np.ndarray, dict[str, np.ndarray], Traffic]
