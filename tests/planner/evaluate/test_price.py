@@ -101,7 +101,7 @@ def test_fp8_rows_take_the_exchange_of_a_byte_for_each_element_and_four(make_tra
         scene,
         costs=replace(scene.costs, experts=lambda pairs, _: Prediction(0 * pairs, 0 * pairs, 0 * pairs, pairs < 0)),
     )
-    exact, fp8 = (priced(scene, Journey("standard", HALVES, wire=wire)) for wire in (None, "fp8"))  # type: ignore[arg-type]
+    exact, fp8 = (priced(scene, Journey("standard", HALVES, wire=wire)) for wire in (None, "fp8"))
     for name in ("dispatch_s", "combine_s"):
         crossing = [one[name] - 3 * 5e-6 for one in (exact, fp8)]
         np.testing.assert_allclose(crossing[1], crossing[0] * (size + 4) / (size * width), rtol=1e-9)
