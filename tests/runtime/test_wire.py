@@ -10,8 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from torch import nn
+from torch.nn import functional
 
 from moeplan.errors import InputError
+from moeplan.planner.demo.model import MoEBlock, load_embedded
+from moeplan.planner.demo.text import other_text, record_text, samples
 from moeplan.planner.evaluate.evaluate import evaluate
 from moeplan.planner.evaluate.journey import Contender, journey_of
 from moeplan.runtime.engine.wire import decoded, encoded
@@ -217,3 +221,36 @@ def test_a_plan_without_fp8_rows_keeps_its_hash_and_one_with_them_its_form() -> 
     assert wired.plan_sha256 != plain.plan_sha256
     with pytest.raises(ValueError, match="fp8"):
         PLAIN.plan(wire="int4")
+
+
+class Rounding(nn.Module):
+    """The experts of a block, each on a device of its own, and none on that of the tokens."""
+
+    def __init__(self, experts: nn.Module) -> None:
+        super().__init__()
+        self.experts, self.error = experts, 0.0
+
+    def forward(self, x_TM: torch.Tensor, ids_TK: torch.Tensor, weight_TK: torch.Tensor) -> torch.Tensor:
+        columns, sent_TM = ids_TK.T[:, :, None], arrived(x_TM)
+        parts = [self.experts(sent_TM, one, w[:, None]) for one, w in zip(columns, weight_TK.T, strict=True)]
+        y_TM = torch.stack([arrived(part) for part in parts]).sum(0)
+        exact_TM: torch.Tensor = self.experts(x_TM, ids_TK, weight_TK)
+        self.error = ((y_TM - exact_TM).norm(dim=1) / exact_TM.norm(dim=1)).mean().item()
+        return y_TM
+
+
+def test_the_embedded_models_loss_on_unseen_text_hardly_rises_with_every_row_rounded() -> None:
+    tokens = torch.from_numpy(samples(f"{record_text()}\n\n{other_text()}", 256))
+    bits, model, rounding = list[float](), load_embedded(), list[Rounding]()
+    blocks = [module for module in model.modules() if isinstance(module, MoEBlock)]
+    for rounded in (False, True):
+        if rounded:
+            rounding = [Rounding(block.experts) for block in blocks]
+            for block, experts in zip(blocks, rounding, strict=True):
+                block.experts = experts  # type: ignore[assignment]
+        with torch.no_grad():
+            logits = torch.cat([model(some[:, :-1]) for some in tokens.split(16)])
+        bits.append(functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).item() / np.log(2))
+    assert abs(bits[1] - bits[0]) < 0.001
+    assert len(rounding) == 6
+    assert all(0.01 < experts.error < 0.06 for experts in rounding)
