@@ -261,8 +261,6 @@ def _kept_outcomes(task: Task, inputs: Inputs) -> dict[str, Outcome]:
     if units != units_now or judged.get("phases") != list(request.phases):
         return {}
     profile, profile_now = (file and file.sha256 for file in (before.profile, inputs.profile))
-    if base.decisions.wire != task.wire:
-        profile = ""  # seconds of other bytes
     same_steps = EvaluationOptions.of(base).size == task.evaluation_options.size
     if same_steps and profile == profile_now and base.cluster == request.cluster:
         return dict(base.outcome)

@@ -249,7 +249,7 @@ def test_the_embedded_models_loss_on_unseen_text_hardly_rises_with_every_row_rou
             for block, experts in zip(blocks, rounding, strict=True):
                 block.experts = experts  # type: ignore[assignment]
         with torch.no_grad():
-            logits = torch.cat([model(some[:, :-1]) for some in tokens.split(16)])
+            logits = torch.cat([model(some[:, :-1]) for some in torch.split(tokens, 16)])
         bits.append(functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).item() / np.log(2))
     assert abs(bits[1] - bits[0]) < 0.001
     assert len(rounding) == 6
