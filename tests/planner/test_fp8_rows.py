@@ -118,5 +118,5 @@ def test_a_plan_that_denies_its_fp8_rows_does_not_certify(trace: Any) -> None:
 
 def test_bytes_of_a_copy_are_known_where_the_models_are() -> None:
     sizes = model(hidden_size=64, dtype_bytes=2)
-    assert [copy_bytes(sizes, wire) for wire in (None, "fp8")] == [128, 68]  # type: ignore[arg-type]
+    assert [copy_bytes(sizes, wire) for wire in (None, "fp8")] == [128, 68]
     assert copy_bytes(replace(sizes, dtype_bytes=None), "fp8") is None
