@@ -10,6 +10,7 @@ from ..errors import UsageError
 from ..profilers.cluster import Cluster
 from ..profilers.profile import load as load_profile
 from ..runtime.plan import Metric, Part, Plan, Verdict
+from ..runtime.wire import copy_bytes
 from ..solvers.arrays import Floats
 from ..solvers.moves import experts_moved
 from ..solvers.placement import BY_STEP
@@ -94,7 +95,8 @@ class Comparison:
     num_fitted: int
     seen: bool  #: Whether nothing else was left, so that plans are judged on what they were fitted to
     seconds: SecondsOptions | None  #: How seconds were predicted; None without
-    copy_bytes: int | None = None
+    #: Contender to the bytes of a copy of it, where sizes of the model are known
+    copy_bytes: Mapping[str, int] = field(default_factory=dict)
     #: Which replica a token uses, as an engine has it; None: as each plan has it
     replica_rule: ReplayRule | None = None
     #: Plans' contenders to what bounds every layer, where steps are split exactly
@@ -195,7 +197,9 @@ def compare(
         padded=any(pads_in(one.plan) for one in loaded),
     )
     on_progress("replaying the trace under the plans and what they are held against")
-    evaluated = evaluate(scene, _contenders(loaded, replica_rule), between=between)
+    contenders = _contenders(loaded, replica_rule)
+    evaluated = evaluate(scene, contenders, between=between)
+    sizes = {one.label: copy_bytes(scene.model, one.journey.wire) for one in contenders}
     return Comparison(
         trace=str(trace),
         trace_sha256=source.sha256,
@@ -209,7 +213,7 @@ def compare(
         num_fitted=int((~unseen_U).sum()),
         seen=not unseen_U.any(),
         seconds=evaluated.seconds,
-        copy_bytes=scene.model.copy_bytes,
+        copy_bytes={label: size for label, size in sizes.items() if size is not None},
         replica_rule=replica_rule,
         bounds=_bounds(loaded, replica_rule, scene),
         between=evaluated.between,

@@ -60,12 +60,14 @@ class LoadedPlan:
     @cached_property
     def beside(self) -> list[Contender]:
         """Baselines, today's first; each of the others leaves out one part of the plan: its placement, its chunks, its
-        re-homing.
+        re-homing, its form of hidden vectors.
         """
         own, model, cluster = self.contender, self.plan.model, self.plan.cluster
         slots_D = own.journey.placement.slots
         usual, in_slots = today(model, cluster, slots_D), contiguous_in(slots_D, model, cluster)
-        rows = [in_slots]
+        rows = [in_slots.wired(own.journey.wire)]
+        if own.journey.wire is not None:
+            rows.append(own.named(f"{self.path}, exact rows", wire=None))
         if own.journey.dispatch_model == "coherent":
             rows.append(in_slots.named(in_slots.name, dispatch_model="coherent"))
         if own.journey.cuts is not None:

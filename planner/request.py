@@ -33,6 +33,7 @@ class Request:
     on: Path | None = None  #: The plan whose decisions this one's is added to
     previous: Path | None = None  #: The plan in force that this one replaces
     dispatch_model: Literal["standard", "coherent", "migrating"] | None = None  #: None: the strategy's own
+    wire: Literal["fp8"] | None = None  #: The form in which hidden vectors travel; None: the base's
     phases: tuple[Phase, ...] = ()  #: Only tokens of these phases count; empty: all
     fit_fraction: float | None = None  #: The share of samples to fit on; None: half of them, or all of one alone
     purpose: Literal["serving", "training"] | None = None  #: What the plan is for; None: as the trace's phases say

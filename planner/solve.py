@@ -8,12 +8,12 @@ from typing import Any
 
 from ..errors import UsageError
 from ..files import sha256_file
-from ..runtime.decisions import Decisions, SidecarFile
+from ..runtime.decisions import WIRED, Decisions, SidecarFile
 from ..runtime.plan import FileInput, Inputs, Plan, SizedGain, Split, TraceInput, load
 from ..solvers.outcome import Outcome, Status
 from ..traces.count_form import CountTrace
 from .evaluate.evaluate import Evaluated, evaluate, verdict
-from .evaluate.journey import Contender, contiguous_in, journey_of, today
+from .evaluate.journey import EXACTLY, Contender, contiguous_in, journey_of, today
 from .evaluate.metrics import METRICS
 from .options import AutoOptions, EvaluationOptions
 from .request import Request
@@ -77,13 +77,14 @@ def decide(task: Task) -> Decided:
     """The decision of a task's strategy, added to those of its base."""
     request, chosen, base = task.request, task.strategy, task.base
     solution, inputs, before = chosen.solve(task), _inputs(task), dict(base.decisions) if base else {}
+    before |= {chosen.decides: solution.decision, "dispatch": task.dispatch_model, "wire": task.wire}
     plan = Plan.make(
         strategies=(*(base.strategies if base else ()), chosen.name),
         seed=request.seed,
         cluster=request.cluster,
         model=task.model,
         inputs=inputs,
-        decisions=Decisions(**(before | {chosen.decides: solution.decision, "dispatch": task.dispatch_model})),
+        decisions=Decisions(**before),
         options=_options(task, solution, None),
         outcome={**_kept_outcomes(task, inputs), chosen.decides: solution.outcome},
     )
@@ -143,11 +144,17 @@ def plan_and_today(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> lis
 
 
 def contenders(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> list[Contender]:
-    """The plan, today, and what else it is judged beside; errors as in `journey_of`."""
-    rows = plan_and_today(task, plan, sidecars)
-    journey = rows[0].journey
-    rows.append(contiguous_in(journey.placement.slots, plan.model, plan.cluster))
-    rows += task.strategy.rivals(task, plan, journey)
+    """The plan, today, and what else it is judged beside; errors as in `journey_of`.
+
+    All but today travel as the plan does. What that gains alone is beside them, and the plan without it.
+    """
+    own, usual = plan_and_today(task, plan, sidecars)
+    journey, rows = own.journey, [own, usual]
+    rivals = task.strategy.rivals(task, plan, journey)
+    if (wire := journey.wire) is not None:
+        rows += [usual.wired(wire), own.named(EXACTLY, wire=None)]
+        rivals = [one if one.journey.wire else one.wired(wire) for one in rivals]
+    rows += [contiguous_in(journey.placement.slots, plan.model, plan.cluster).wired(wire), *rivals]
     by_label = dict[str, Contender]()
     for one in rows:
         by_label.setdefault(one.label, one)
@@ -159,12 +166,19 @@ def task_for(request: Request, say: Callable[[str], None] = lambda _: None) -> T
     chosen = strategy(request.strategy)
     previous = _previous(request)
     usual = chosen.dispatch_models[0] if previous is None else previous.dispatch_model
+    if request.wire is not None and WIRED in chosen.dispatch_models:
+        usual = WIRED
     model = request.dispatch_model or usual
     if model not in chosen.dispatch_models:
         raise UsageError(
             f"--dispatch {model} with --strategy {chosen.name}; expected {' or '.join(chosen.dispatch_models)}"
         )
     task = Task(request, chosen, _base(chosen, request), model, say, previous)
+    if task.wire is not None and model != WIRED:
+        raise UsageError(
+            f"{task.wire} rows with --strategy {chosen.name}, under {model} dispatch; expected {WIRED}: leave out"
+            " --wire, or the plan that decides it"
+        )
     chosen.check(task)
     return task
 

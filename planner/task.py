@@ -15,6 +15,7 @@ from ..errors import InputError, MismatchError, UsageError
 from ..profilers.profile import load as load_profile
 from ..runtime.decisions import DispatchModel
 from ..runtime.plan import Plan
+from ..runtime.wire import Wire
 from ..solvers.arrays import Bools, Ints
 from ..solvers.placement import Placement, slots_for
 from ..traces.count_form import CountTrace, open_any
@@ -64,6 +65,11 @@ class Task:
     def moves_samples(self) -> bool:
         """Check whether samples may be re-homed, so that they are counted one by one."""
         return self.strategy.moves_samples or (self.base is not None and "sample_policy" in self.base.decisions.names)
+
+    @property
+    def wire(self) -> Wire | None:
+        """The form in which hidden vectors travel: as asked for, else that of the base or of the plan in force."""
+        return self.request.wire or next((one.decisions.wire for one in (self.base, self.previous) if one), None)
 
     @property
     def params(self) -> Params:

@@ -21,6 +21,7 @@ from ..profilers.cluster import Cluster
 from ..solvers.luffy.attention import Law
 from ..solvers.placement import Placement, ReplicaRule
 from ..traces.model import NOT_ROUTED, ModelSpec
+from .wire import Wire
 
 SHARE_DIGITS = 9  # of a layer; boundaries of chunks are rounded to these
 LEAST_SHARE = 1e-8  # so that no chunk is empty then
@@ -32,6 +33,7 @@ MOST_STEPS, MOST_RECORDS, MOST_EVALUATIONS = 10**9, 4096, 100_000  # of rebalanc
 DispatchModel = Literal["standard", "coherent", "migrating"]
 DISPATCH_MODELS: tuple[DispatchModel, ...] = get_args(DispatchModel)
 TRAINED: frozenset[DispatchModel] = frozenset({"standard", "migrating"})  # under which gradients flow
+WIRED: DispatchModel = "standard"  # under which hidden vectors travel in another form
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ExpertId = Annotated[int, Field(ge=0, lt=NOT_ROUTED)]
 NumSlots = Annotated[int, Field(ge=0, le=NOT_ROUTED)]
@@ -336,6 +338,7 @@ class Decisions(Record):
     condensation: CondensationDecision | None = None
     #: How tokens travel; None in old plans, where `Plan.dispatch_model` finds it in the options
     dispatch: DispatchModel | None = None
+    wire: Wire | None = None  #: The form in which hidden vectors travel; None: as they are
 
     @property
     def made(self) -> tuple[Decision, ...]:
@@ -361,6 +364,8 @@ class Decisions(Record):
             raise InputError(
                 "a fixed capacity beside condensation: buffers hold a row for every copy; take one of them"
             )
+        if self.wire is not None and dispatch_model != WIRED:
+            raise InputError(f"{self.wire} rows beside {dispatch_model} dispatch; expected {WIRED}")
         if not self.dispatch_models:
             raise InputError(f"{' and '.join(self.names)}, which no dispatch model carries out together; take one")
         if beside := [decision.key for decision in self.made if dispatch_model not in decision.dispatch_models]:
@@ -380,7 +385,7 @@ class Decisions(Record):
         others = self.__pydantic_extra__ or {}
         for key, value in others.items():
             if key not in DECISIONS:
-                raise ValueError(f"decisions.{key:.40}; this moeplan knows {', '.join(DECISIONS)} and dispatch")
+                raise ValueError(f"decisions.{key:.40}; this moeplan knows {', '.join(DECISIONS)}, dispatch and wire")
             if not isinstance(value, DECISIONS[key]):
                 others[key] = DECISIONS[key].model_validate_json(to_json(value), strict=True)
         return self

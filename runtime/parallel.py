@@ -22,7 +22,7 @@ from ..solvers.placement import Placement
 from .active import LoadedPlan
 from .condensation import Condensation
 from .condensation import check as check_condensation
-from .decisions import DispatchModel
+from .decisions import WIRED, DispatchModel
 from .dispatch import DISPATCHES
 from .dispatch.dispatch import Dispatch
 from .engine.chunks import Chunks
@@ -125,6 +125,7 @@ def parallelize(
         )
         chunks = Chunks.planned(plan.decisions.pipeline, layer)
         block.module.experts = ParallelExperts(experts, here, group, chunks=chunks, gradient_share=share)
+        block.module.experts.wire = plan.decisions.wire
         block.module.experts.register_state_dict_post_hook(name_held)  # type: ignore[no-untyped-call]
         block.module.experts.register_load_state_dict_pre_hook(take_held)  # type: ignore[no-untyped-call]
     for layer_before, layer_after in itertools.pairwise(spread_experts(model).values()):
@@ -183,6 +184,11 @@ def _dispatcher(model: nn.Module, plan: Plan, dispatch: DispatchModel, num_ranks
     if mismatch := _mismatch(model, routed_blocks(model), plan):
         raise MismatchError(mismatch)
     check_condensation(plan, dispatch)
+    if plan.decisions.wire is not None and dispatch != WIRED:
+        raise UsageError(
+            f"{plan.decisions.wire} rows beside {dispatch} dispatch, which carries the residual in them; parallelize"
+            f" with dispatch={WIRED!r}"
+        )
     return DISPATCHES[dispatch].of(plan, plan.folder if isinstance(plan, LoadedPlan) else None)
 
 

@@ -76,6 +76,7 @@ def task_of(plan: Plan, chosen: Strategy, trace: str, profile: Path | None, mixt
             size=options.size,
             purpose=None if options.use is None else "training" if options.use == "training" else "serving",
             mixture=mixture,
+            wire=plan.decisions.wire,
             **{name: _tupled(stored[name]) for name, _ in flags_of(STRATEGIES[chosen.name].params) if name in stored},
         )
     except UsageError as error:

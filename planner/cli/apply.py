@@ -236,6 +236,8 @@ def _notes(plan: "Plan", result: "Permuted") -> list[str]:
         )
     if beside := [name.replace("_", " ") for name in plan.decisions.names if name != "placement"]:
         notes.append(f"a checkpoint carries the placement, not the plan's {' and '.join(beside)}")
+    if plan.decisions.wire is not None:
+        notes.append(f"a checkpoint carries the placement, not the plan's {plan.decisions.wire} rows")
     if doubt(plan):
         notes.append(answer(plan))
     if result.left_alone:

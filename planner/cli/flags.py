@@ -14,8 +14,9 @@ from ..params import Flag, Params, choices, flags_of, option_of
 from ..request import Phase
 from ..strategies.registry import STRATEGIES
 
-# As `runtime.decisions` and `solvers.replicas` have them, which load numpy.
+# As `runtime.decisions`, `runtime.wire` and `solvers.replicas` have them, which load numpy.
 Dispatch = Literal["standard", "coherent", "migrating"]
+Wire = Literal["fp8"]
 ReplicaRule = Literal["even", "nearest", "static", "round_robin", "quota", "lp"]
 StrategyFlags = dict[str, Any]
 SEVERAL = "several strategies"  # panel of the flags that more than one strategy has

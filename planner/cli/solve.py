@@ -17,6 +17,7 @@ from .flags import (
     StrategyFlags,
     TokensPerStep,
     Verbose,
+    Wire,
     optional,
     phases,
     with_strategy_flags,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ..request import Request
 
 BY = "What to plan by; auto tries all and combines them."
+WIRE = "Send hidden vectors as 8-bit rows with a scale each, in standard dispatch; results change."
 TRACES = "The trace: a directory (traces unless given), a file or a URI. eplb: several with weights."
 
 
@@ -41,6 +43,7 @@ def solve(
     on: Annotated[Path | None, optional("Add this decision to a plan; the cluster is that plan's.")] = None,
     previous: Annotated[Path | None, optional("exflow: the plan in force, to move few experts from.", "--from")] = None,
     dispatch: Annotated[Dispatch | None, optional("Dispatch model, instead of the strategy's own.")] = None,
+    wire: Annotated[Wire | None, optional(WIRE)] = None,
     phase: Phases = None,
     fit_fraction: Annotated[
         float | None, optional("Share of samples to fit on; the rest judges. 0.5, or 1 of a single one.")
@@ -89,6 +92,7 @@ def solve(
         on=on,
         previous=previous,
         dispatch_model=dispatch,
+        wire=wire,
         phases=phases(phase),
         fit_fraction=fit_fraction,
         purpose=purpose,

@@ -27,6 +27,7 @@ from ...errors import InputError
 from ...profilers.cluster import Cluster
 from ...profilers.fits.fit import Prediction
 from ...runtime.decisions import SHARE_DIGITS, DispatchModel, PipelineDecision, boundaries
+from ...runtime.wire import Wire, copy_bytes
 from ...solvers.arrays import Floats, Ints
 from ...solvers.pipemoe.seconds import chunk_seconds, layer_seconds
 from ...solvers.ports import link_classes
@@ -157,6 +158,7 @@ class Pipeline:
     #: Every expert has a buffer of that many times the mean rows from each device, all of it sent and computed whether
     #: used or not (`capacity`); None: what is routed is sent
     capacity_factor: float | None = None
+    wire: Wire | None = None  #: The form in which hidden vectors travel; None: as they are
 
     def priced(self, cuts: Cuts, *, combines: bool = True) -> tuple[dict[str, Prediction], Floats]:
         """The seconds of stages and passes by metric `[B, L]`, and of all passes under every pair of levels `[Q Q, B]`.
@@ -181,18 +183,18 @@ class Pipeline:
 
     def chunks(self, cut: Cut) -> ChunkSeconds:
         """The seconds of the chunks that every layer is cut into."""
-        costs, copy_bytes = self.scene.costs, self.scene.model.copy_bytes
+        costs, each = self.scene.costs, copy_bytes(self.scene.model, self.wire)
         assert costs is not None
         curves = costs.exchanges(self.dispatch_model)
         assert curves is not None
         assert costs.experts is not None
-        assert copy_bytes is not None
+        assert each is not None
         dispatch, pairs, combine = self._work(cut)
         present = None if cut.shares is None else (cut.shares > 0)[:, None]  # chunks that a layer has
         stacked = partial(_each, lambda *chunks: np.stack(chunks) if present is None else np.stack(chunks) * present)
         calls = stacked(*(expert_seconds(one, self.tally.slots, costs.experts) for one in pairs))
         sent, returned = (
-            zip(*(exchange_seconds(copies, copy_bytes, curves, kept) for copies, kept in chunks), strict=True)
+            zip(*(exchange_seconds(copies, each, curves, kept) for copies, kept in chunks), strict=True)
             for chunks in (dispatch, combine)
         )
         links = [[stacked(*link) for link in exchange] for exchange in (sent, returned)]

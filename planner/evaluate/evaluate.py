@@ -124,6 +124,7 @@ def _judged(
                 _dropped(scene, one.name, journey, tally),
                 scene.record_steps,
                 _drawn(scene, journey, cohort, tally),
+                journey.wire,
             )
             for one, journey, tally in zip(contenders, journeys, row, strict=True)
         ]

@@ -16,6 +16,7 @@ from ...profilers.cluster import Cluster
 from ...runtime.decisions import DispatchModel, SidecarFile
 from ...runtime.migrating.predictor import Predictor
 from ...runtime.plan import Plan
+from ...runtime.wire import Wire
 from ...solvers import contiguous
 from ...solvers.arrays import Ints
 from ...solvers.placement import Placement, slots_for
@@ -29,6 +30,7 @@ from .rebalancing import Following
 from .scene import BACKWARD, Passes
 
 TODAY = "contiguous/standard"  # the label of what runs without a plan
+EXACTLY = "plan, exact rows"  # the plan where hidden vectors travel as they are, beside one where they do not
 EVENLY = "plan, even"  # the plan where replicas share alike, beside one for steps that are split exactly
 ReadSidecar = Callable[[SidecarFile], bytes]
 
@@ -50,6 +52,7 @@ class Journey:
     cuts: Cuts | None = None  #: The chunks of every layer; None: layers are whole
     #: Every expert's buffer over its mean rows, all of it sent and computed; None: what is routed is sent
     capacity_factor: float | None = None
+    wire: Wire | None = None  #: The form in which hidden vectors travel; None: as they are
 
     @property
     def rule(self) -> str:
@@ -69,7 +72,7 @@ class Journey:
     def goes_as(self, other: "Journey") -> bool:
         """Check whether tokens and samples do the same as on another journey."""
         alike = (self.homes, self.cuts, self.capacity_factor) == (other.homes, other.cuts, other.capacity_factor)
-        return alike and self.sends_as(other)
+        return alike and self.wire == other.wire and self.sends_as(other)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +91,10 @@ class Contender:
         """A copy under another name, with these fields of its journey replaced."""
         return Contender(name, replace(self.journey, **changes))
 
+    def wired(self, wire: Wire | None) -> "Contender":
+        """The same where hidden vectors travel in another form; itself where they travel as they are."""
+        return self if wire is None else self.named(f"{self.name}, {wire}", wire=wire)
+
 
 Effect = Callable[[Journey, Plan, ReadSidecar], Journey]
 
@@ -97,7 +104,8 @@ def journey_of(plan: Plan, read: ReadSidecar) -> Journey:
 
     `InputError` or `UsageError` where they cannot be carried out, or a file is missing, damaged or another one.
     """
-    journey = replace(today(plan.model, plan.cluster).journey, dispatch_model=plan.dispatch_model)
+    usual, wire = today(plan.model, plan.cluster).journey, plan.decisions.wire
+    journey = replace(usual, dispatch_model=plan.dispatch_model, wire=wire)
     for key in plan.decisions.names:
         journey = EFFECTS[key](journey, plan, read)
     return journey

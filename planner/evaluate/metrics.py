@@ -17,6 +17,7 @@ from ...errors import InputError
 from ...profilers.cluster import Cluster
 from ...runtime.decisions import DispatchModel
 from ...runtime.plan import Metric
+from ...runtime.wire import copy_bytes
 from ...solvers.arrays import Floats
 from .costs import CostModel
 from .price import IDEAL, STEP
@@ -193,7 +194,7 @@ def _bytes(name: str, *less: str) -> Compute:
     """Bytes per step of copies, without another kind of copies; None where the model's sizes are unknown."""
 
     def compute(sums: Sums, context: Context) -> Draws | None:
-        each = context.tokens_per_step * context.model.num_layers * (context.model.copy_bytes or 0)
+        each = context.tokens_per_step * context.model.num_layers * (copy_bytes(context.model, context.wire) or 0)
         copies_R = _per_token(sums, context, name) - sum(_per_token(sums, context, other) for other in less)
         return each * copies_R if each else None
 

@@ -20,7 +20,7 @@ from typing import Final, Self
 import numpy as np
 
 from ...profilers.fits.fit import Prediction
-from ...runtime.decisions import DispatchModel
+from ...runtime.wire import copy_bytes
 from ...solvers.arrays import Floats
 from ...solvers.ports import link_classes
 from ...solvers.seconds import (
@@ -102,12 +102,12 @@ def _priced(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> S
     if passes is not None and piped:
         if coherent:  # such tokens are not trained
             passes = Passes(0.0, passes.full_duplex)
-        pipeline = Pipeline(tally, scene, passes, journey.dispatch_model, journey.capacity_factor)
+        pipeline = Pipeline(tally, scene, passes, journey.dispatch_model, journey.capacity_factor, journey.wire)
         cuts = cuts_of(journey, passes, num_layers)
         chunked, crossed["moe"] = pipeline.priced(cuts, combines=combines)
         layers |= chunked
     else:
-        layers |= _whole(tally, scene, costs, journey.dispatch_model, combines=combines)
+        layers |= _whole(tally, journey, scene, costs, combines=combines)
     if piped and passes is not None and passes.backward and scene.model.expert_bytes is not None:
         layers |= _replicas(tally, journey, scene, costs)
     seconds = {name: step_seconds(part, num_layers) for name, part in layers.items()}
@@ -174,15 +174,13 @@ def _replicas(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) ->
     return seconds
 
 
-def _whole(
-    tally: Tally, scene: Scene, costs: CostModel, dispatch_model: DispatchModel, *, combines: bool
-) -> dict[str, Prediction]:
+def _whole(tally: Tally, journey: Journey, scene: Scene, costs: CostModel, *, combines: bool) -> dict[str, Prediction]:
     """Seconds by layer, `[B, L]`, of the exchanges and the experts of whole layers."""
-    ports, copy_bytes, layers = tally.ports, scene.model.copy_bytes, dict[str, Prediction]()
-    curves = costs.exchanges(dispatch_model)
-    if ports is not None and curves and copy_bytes:
+    ports, each, layers = tally.ports, copy_bytes(scene.model, journey.wire), dict[str, Prediction]()
+    curves = costs.exchanges(journey.dispatch_model)
+    if ports is not None and curves and each:
         for name, (copies, kept) in zip(("dispatch", "combine"), ports.exchanges(), strict=True):
-            layers |= by_class(name, exchange_seconds(copies, copy_bytes, curves, kept), scene.cluster)
+            layers |= by_class(name, exchange_seconds(copies, each, curves, kept), scene.cluster)
         if not combines:
             layers |= {name: no_seconds(part.seconds.shape) for name, part in layers.items() if "combine" in name}
     if costs.experts:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...runtime.decisions import DispatchModel
+from ...runtime.wire import Wire
 from ...solvers.arrays import Floats, Ints
 from ...solvers.balance import max_over_mean
 from ...traces.model import ModelSpec
@@ -41,6 +42,7 @@ class Context:
     dropped_share: float | None = None  #: Of the routed token-expert pairs, where buffers have a fixed capacity
     record_steps: int = 1  #: That a recorded step stands for
     drawn: "Drawn | None" = None  #: None where the steps themselves are resampled
+    wire: Wire | None = None  #: The form in which hidden vectors travel
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,8 +11,8 @@ from ...runtime.plan import Contender, Metric, Part, Plan, SizedGain, Verdict
 from ..document import Section, Table, Text
 from ..evaluate.costs import with_remedy
 from ..evaluate.evaluate import MATTERS
-from ..evaluate.journey import EVENLY, TODAY
-from ..evaluate.metrics import ATTENTION, BALANCE, COMBINE, DISPATCH, EXPERTS, KV, METRICS, SIZED
+from ..evaluate.journey import EVENLY, EXACTLY, TODAY
+from ..evaluate.metrics import ATTENTION, BALANCE, COMBINE, DISPATCH, EXCHANGE, EXPERTS, KV, METRICS, SIZED
 from ..evaluate.price import PASSES, STEP
 from ..evaluate.step_size import StepSize, usual_size
 from ..figures import (
@@ -211,6 +211,7 @@ def doubts(plan: Plan, part: Part) -> Iterator[str]:
     yield from by_size(plan.verdict, part)
     if plan.evaluation is not None and plan.evaluation.held_out is None:
         yield _fitted(EvaluationOptions.of(plan), part)
+    yield from _wire(plan, part)
     yield from copies_remarks(plan.verdict, ours, base)
     mine, theirs = (one.metrics.get(BALANCE) for one in (ours, base))
     if plan.verdict.metric != BALANCE and mine and theirs and mine.value > theirs.value * (1 + LITTLE):
@@ -274,6 +275,21 @@ def _fitted(options: EvaluationOptions, part: Part) -> str:
     by_counts = options.home == "none"
     what, same = ("one snapshot of counts", "counts") if by_counts else (f"one {options.unit}", "tokens")
     return f"{what}: fitted and judged on the same {same}; record a second one to know how it holds"
+
+
+def _wire(plan: Plan, part: Part) -> Iterator[str]:
+    """What hidden vectors in another form change: results, and how much of the gain is theirs."""
+    if (wire := plan.decisions.wire) is None:
+        return
+    assert plan.verdict is not None
+    base = find(part, plan.verdict.against)
+    metric = next((name for name in (STEP, EXCHANGE, *BYTES) if name in base.metrics and value(base, name)), None)
+    gains = ""
+    if metric is not None:
+        with_it, without = (find(part, f"{name}/{plan.dispatch_model}") for name in (f"{base.name}, {wire}", EXACTLY))
+        alone, rest = (change_text(1 - value(one, metric) / value(base, metric)) for one in (with_it, without))
+        gains = f"; {METRICS[metric].noun}: {alone} by {wire} rows alone, {rest} by the rest alone"
+    yield f"{wire} rows: results change, as vectors for other devices are rounded{gains}"
 
 
 def _steps(plan: Plan, part: Part) -> Iterator[str]:

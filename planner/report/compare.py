@@ -58,13 +58,14 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
         "replica_rule": comparison.replica_rule,
         "split_bounds": {label: [asdict(one) for one in bounds] for label, bounds in comparison.bounds.items()},
         "copies_between": {label: copies_DD.tolist() for label, copies_DD in comparison.between.items()},
-        "copy_bytes": comparison.copy_bytes,
+        "copy_bytes": comparison.copy_bytes.get(comparison.compared[0].verdict.against),
         "plans": [
             {
                 "path": one.path,
                 "plan_sha256": one.plan.plan_sha256,
                 "strategies": list(one.plan.strategies),
                 "contender": one.label,
+                "copy_bytes": comparison.copy_bytes.get(one.label),
                 "verdict": one.verdict.model_dump(mode="json"),
                 "gain_when_solved": one.claimed and one.claimed.model_dump(mode="json"),
                 "gain_when_solved_over_same": one.gain_over_same,
@@ -79,8 +80,8 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
 
 def write_matrices(comparison: Comparison, path: Path) -> None:
     """Write the matrices of a comparison as a page, all in one colour scale; errors as in `write_page`."""
-    scale, unit = (1.0, "copies") if comparison.copy_bytes is None else (comparison.copy_bytes / 1e6, "MB")
-    shown = {label: copies_DD * scale for label, copies_DD in comparison.between.items()}
+    unit, each = "MB" if comparison.copy_bytes else "copies", comparison.copy_bytes
+    shown = {label: copies_DD * (each[label] / 1e6 if each else 1.0) for label, copies_DD in comparison.between.items()}
     heat: dict[str, Any] = {"type": "heatmap", "colorscale": "Blues", "colorbar": {"title": f"{unit} per step"}}
     heat |= {"zmin": 0.0, "zmax": max((float(one_DD.max()) for one_DD in shown.values()), default=0.0)}
     layout = {"xaxis": {"title": "to device"}, "yaxis": {"title": "from device", "autorange": "reversed"}}

@@ -89,10 +89,10 @@ def _strategies(plan: Plan) -> list[Strategy]:
 
 
 def _about(plan: Plan) -> str:
-    model = plan.model
+    model, wire = plan.model, f", {plan.decisions.wire} rows" if plan.decisions.wire else ""
     return (
-        f"{' + '.join(plan.strategies)}, {plan.dispatch_model} dispatch; {model.name}: {model.num_layers} MoE layers x"
-        f" {model.num_experts} experts, top-{model.top_k}; cluster {plan.cluster}"
+        f"{' + '.join(plan.strategies)}, {plan.dispatch_model} dispatch{wire}; {model.name}: {model.num_layers} MoE"
+        f" layers x {model.num_experts} experts, top-{model.top_k}; cluster {plan.cluster}"
     )
 
 

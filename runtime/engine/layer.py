@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...errors import UsageError
 from ...profilers.routed import applied, partial_sums
+from ..wire import Wire
 from .chunks import Chunks
 from .condenser import Condenser
 from .copies import Copies, select, select_buffers
@@ -87,10 +88,13 @@ class ParallelExperts(nn.Module):
         Where the counts of forwards that train are summed up; None: nobody asks for them.
     condenser
         What lets some rows stand for others in `forward`; None: all travel.
+    wire
+        The form in which hidden vectors travel to other devices in `forward`; None: as they are.
     """
 
     loads: Loads | None
     condenser: Condenser | None
+    wire: Wire | None
 
     def __init__(
         self,
@@ -104,7 +108,8 @@ class ParallelExperts(nn.Module):
         super().__init__()
         self.placement, self.group, self.chunks = placement, group, chunks or Chunks.whole()
         self.local = experts
-        self.weights, self.loads, self.condenser = Weights(experts, placement, gradient_share), None, None
+        self.weights, self.loads = Weights(experts, placement, gradient_share), None
+        self.condenser = self.wire = None
         self._count_held()
         self.sample = self.position = torch.zeros(0, dtype=torch.int64, device=placement.slot_of_expert.device)
         self._last = _Last()
@@ -159,7 +164,7 @@ class ParallelExperts(nn.Module):
                 x_TM, ids_TK, weight_TK, device_TK, self.chunks, self.group, training=self.training
             )
         copies = self._copies(ids_TK, device_TK) if fold is None else fold.copies
-        trip = Trip(copies, self.chunks, self.contributions, self.weights, self.group)
+        trip = Trip(copies, self.chunks, self.contributions, self.weights, self.group, wire=self.wire)
         if fold is None:
             y_nM = self._taken(trip, x_TM, weight_TK)
             with lap("combine"):

@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..wire import Wire
 from .payload import Columns
+from .wire import Sealed, encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,16 @@ class Route:
         first = sum(map(sum, self.sent[: pieces.start]))
         return slice(first, first + sum(map(sum, self.sent[pieces.start : pieces.stop])))
 
+    def staying(self, pieces: range) -> tuple[list[slice], list[slice]]:
+        """Places of the rows of some pieces that stay on this device: among those sent, and in each piece received."""
+        rank, start, sent = dist.get_rank(self.group), 0, list[slice]()
+        for counts in self.sent[pieces.start : pieces.stop]:
+            first = start + sum(counts[:rank])
+            sent.append(slice(first, first + counts[rank]))
+            start += sum(counts)
+        received = [(sum(counts[:rank]), counts[rank]) for counts in self.received[pieces.start : pieces.stop]]
+        return sent, [slice(first, first + count) for first, count in received]
+
     def start(self, rows: Tensor, pieces: range) -> "Pending":
         """Send the rows of some pieces, in kept order; a collective call that does not wait."""
         sent, received = self.sent[pieces.start : pieces.stop], self.received[pieces.start : pieces.stop]
@@ -102,26 +114,41 @@ class Shipment:
 
     columns: Columns
     pending: Pending
+    sealed: Sealed | None  #: How the first column arrives as it was; None: it travels as it is
 
     @classmethod
-    def send(cls, route: Route, pieces: range, columns: Columns, rows: Tensor, *, waits: bool = False) -> "Shipment":
-        """Send the packed rows of some pieces, in kept order; a collective call, which waits only where told to."""
-        pending = route.start(rows, pieces)
+    def send(
+        cls,
+        route: Route,
+        pieces: range,
+        kinds: Sequence[Sequence[Tensor]],
+        *,
+        wire: Wire | None = None,
+        waits: bool = False,
+    ) -> "Shipment":
+        """Send columns that lie piece by piece, hidden vectors first; a collective call that waits only where told to.
+
+        Parameters
+        ----------
+        wire
+            The form in which hidden vectors travel to other devices; None: as they are.
+        """
+        kind, sealed = joined(kinds), None
+        if wire is not None:
+            sealed = Sealed.of(kind[0], *route.staying(pieces))
+            kind[0] = encoded(kind[0])
+        columns = Columns.of(*kind)
+        pending = route.start(columns.pack(*kind), pieces)
         if waits:
             pending.wait()
-        return cls(columns, pending)
-
-    @classmethod
-    def gather(
-        cls, route: Route, pieces: range, kinds: Sequence[Sequence[Tensor]], *, waits: bool = False
-    ) -> "Shipment":
-        """Send columns that lie piece by piece, as `send` does."""
-        columns = Columns.of(*kinds[0])
-        return cls.send(route, pieces, columns, columns.pack(*joined(kinds)), waits=waits)
+        return cls(columns, pending, sealed)
 
     def wait(self) -> Sequence[Sequence[Tensor]]:
         """The columns of each piece that arrived."""
-        return [self.columns.unpack(rows) for rows in self.pending.wait()]
+        pieces = [self.columns.unpack(rows) for rows in self.pending.wait()]
+        if self.sealed is None:
+            return pieces
+        return [[self.sealed.opened(number, hidden), *beside] for number, (hidden, *beside) in enumerate(pieces)]
 
 
 def joined(pieces: Sequence[Sequence[Tensor]]) -> list[Tensor]:

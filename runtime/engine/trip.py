@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from ..wire import Wire
 from .chunks import Chunks
 from .copies import Copies
 from .payload import Columns
@@ -49,6 +50,8 @@ class Trip:
         once all chunks are on their way and the first is computed.
     stays
         Whether every destination is the device that computes, so that nothing is sent on; in inference only.
+    wire
+        The form in which hidden vectors, and their gradients, travel to other devices; None: as they are.
     """
 
     tag: Tensor | None  #: The last tag of each row that arrived, int32, where copies have a destination
@@ -68,9 +71,10 @@ class Trip:
         others: Sequence[nn.Parameter] = (),
         destination: Callable[[Tensor], Tensor] | None = None,
         stays: bool = False,
+        wire: Wire | None = None,
     ) -> None:
         self.copies, self.chunks, self.compute, self.weights, self.group = copies, chunks, compute, weights, group
-        self.others, self.destination, self.stays = others, destination, stays
+        self.others, self.destination, self.stays, self.wire = others, destination, stays, wire
         self.pieces: list[_Piece] = []
         self.put_off = weights.put_off
 
@@ -106,7 +110,7 @@ class Trip:
                 partial_sums += pieces
             else:
                 with lap("combine") as timed:
-                    moved.append(Shipment.gather(self.back, chunk, pieces, waits=timed))
+                    moved.append(Shipment.send(self.back, chunk, pieces, wire=self.wire, waits=timed))
         partial_sums += [piece for shipment in moved for piece in shipment.wait()]
         if self.weights.following is not None:
             self.weights.following.advance()
@@ -121,15 +125,14 @@ class Trip:
             raise RuntimeError("backward through a routed block a second time; its graph is kept for one backward pass")
         back = self.back.reversed()
         sent = [
-            Shipment.send(back, chunk, Columns.of(grad), grad[back.rows(chunk)].contiguous())
-            for chunk in self.chunks.backward
+            Shipment.send(back, chunk, [[grad[back.rows(chunk)]]], wire=self.wire) for chunk in self.chunks.backward
         ]
         sums: Gradients = [None] * len(self.used)
         returning = []
         for chunk in self.chunks.backward:
             pieces, arrived = self.pieces[chunk.start : chunk.stop], sent.pop(0).wait()
             gradients = [self._gradients(piece, y, sums) for piece, (y,) in zip(pieces, arrived, strict=True)]
-            returning.append(Shipment.gather(self.out.reversed(), chunk, gradients))
+            returning.append(Shipment.send(self.out.reversed(), chunk, gradients, wire=self.wire))
         self.pieces.clear()
         x_nM, weight_nK = joined([piece for shipment in returning for piece in shipment.wait()])
         inputs = [self.copies.summed(x_nM, self.shape[0]), self.copies.summed_weights(weight_nK, self.shape)]
@@ -143,7 +146,7 @@ class Trip:
         rows = self.out.rows(chunk)
         with lap("dispatch") as timed:
             kinds = self.copies.hidden(x_TM, rows), self.copies.weights(weight_TK, rows), self.copies.beside[rows]
-            return Shipment.gather(self.out, chunk, [kinds], waits=timed)
+            return Shipment.send(self.out, chunk, [kinds], wire=self.wire, waits=timed)
 
     def _computed(self, x: Tensor, weight: Tensor, beside: Tensor) -> list[Tensor]:
         """The partial sums of a piece, in the order in which they go on, with the last tag of each if need be."""

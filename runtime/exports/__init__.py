@@ -114,6 +114,11 @@ def prepared(
     chosen, target = engine_named(engine), Path(directory).absolute()
     if not str(target).isprintable():
         raise UsageError(f"{target}: a path that does not print cannot be pasted; choose another directory")
+    if plan.decisions.wire is not None:
+        raise UsageError(
+            f"the plan sends hidden vectors as {plan.decisions.wire} rows, and {engine} in a form of its own; make one"
+            " without --wire"
+        )
     model = described(plan, config)
     rule = rule_of(chosen, plan, model_type)
     exported = replace(chosen.export(plan, model, target, rule), replica_rule=rule)

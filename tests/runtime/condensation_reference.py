@@ -5,7 +5,7 @@ Legend: T tokens; K experts per token; M hidden size; E experts; L layers; D dev
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,10 @@ class Seen:
 
 
 class CondensedExperts(nn.Module):
-    """The experts of a layer over the tokens of all ranks, rank by rank, of which some rows stand for others."""
+    """The experts of a layer over the tokens of all ranks, rank by rank, of which some rows stand for others.
+
+    Rows for other devices arrive, and return, as they are when `travelled`; `apart`: a row for each expert.
+    """
 
     def __init__(
         self,
@@ -41,6 +44,8 @@ class CondensedExperts(nn.Module):
         medoid: bool = False,
         cosine: bool = False,
         gain_E: Sequence[float] | None = None,
+        travelled: Callable[[Tensor], Tensor] | None = None,
+        apart: bool = False,
     ) -> None:
         super().__init__()
         assert isinstance(experts.w_in, nn.Parameter)
@@ -48,6 +53,7 @@ class CondensedExperts(nn.Module):
         self.w_in, self.w_out = experts.w_in, experts.w_out
         self.held_ED, self.ranks, self.turn_T = held_ED, ranks, turn_T
         self.medoid, self.cosine, self.gain_E = medoid, cosine, gain_E
+        self.travelled, self.apart = travelled, apart
         self.reach: float | None = None
 
     def forward(self, x_TM: Tensor, ids_TK: Tensor, weight_TK: Tensor) -> Tensor:
@@ -62,7 +68,8 @@ class CondensedExperts(nn.Module):
                     holders = np.flatnonzero(self.held_ED[expert])
                     asked[int(holders[self.turn_T[t] % len(holders)])][expert] = weight
                 for device, weights in asked.items():
-                    groups[device, tuple(sorted(weights))][t] = weights
+                    for of in [{one: weights[one]} for one in weights] if self.apart else [weights]:
+                        groups[device, tuple(sorted(of))][t] = of
             for (device, experts), rows in groups.items():
                 clusters = [[t] for t in rows] if device == rank or not self.reach else self._clusters(x_TM, rows)
                 if device != rank:
@@ -70,7 +77,7 @@ class CondensedExperts(nn.Module):
                     self.seen.sent[rank] += len(clusters)
                 for members in clusters:
                     self.seen.clusters.append(members)
-                    self._add(y, x_TM, {t: rows[t] for t in members}, experts)
+                    self._add(y, x_TM, {t: rows[t] for t in members}, experts, stays=device == rank)
         return torch.stack(y) if y else x_TM
 
     def _clusters(self, x_TM: Tensor, rows: dict[int, dict[int, Tensor]]) -> list[list[int]]:
@@ -105,19 +112,31 @@ class CondensedExperts(nn.Module):
             return far
         return far * sum(w * (1 if self.gain_E is None else self.gain_E[e]) for e, w in weights[1].items())
 
-    def _add(self, y: list[Tensor], x_TM: Tensor, rows: dict[int, dict[int, Tensor]], experts: tuple[int, ...]) -> None:
+    def _add(
+        self,
+        y: list[Tensor],
+        x_TM: Tensor,
+        rows: dict[int, dict[int, Tensor]],
+        experts: tuple[int, ...],
+        *,
+        stays: bool,
+    ) -> None:
         kept = next(iter(rows))
         gates = {t: torch.stack([*weights.values()]).sum() for t, weights in rows.items()}
         if self.medoid or len(rows) == 1:
-            x, shares = x_TM[kept], {e: rows[kept][e] / gates[kept] for e in experts}
+            x, shares, scales = x_TM[kept], rows[kept], {t: gate / gates[kept] for t, gate in gates.items()}
+            scales[kept] = torch.ones_like(gates[kept])
         else:
-            total = sum(gate.item() ** 2 for gate in gates.values())
+            total, scales = sum(gate.item() ** 2 for gate in gates.values()), gates
             part = {t: gate.item() ** 2 / total for t, gate in gates.items()}
             x = torch.stack([part[t] * x_TM[t] for t in rows]).sum(0)
             shares = {e: torch.stack([part[t] * rows[t][e] / gates[t] for t in rows]).sum() for e in experts}
+        on_its_way = self.travelled if self.travelled is not None and not stays else lambda row: row
+        x = on_its_way(x)
         out = torch.stack([shares[e] * self.w_out[e] @ functional.silu(self.w_in[e] @ x) for e in experts]).sum(0)
+        out = on_its_way(out)
         for t in rows:
-            y[t] = y[t] + gates[t] * out
+            y[t] = y[t] + scales[t] * out
 
 
 def condensed(case: Case, **rule: Any) -> tuple[MoELanguageModel, list[CondensedExperts]]:

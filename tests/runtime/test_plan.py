@@ -116,7 +116,7 @@ def plans(draw: st.DrawFn) -> Plan:
         cluster=cluster,
         model=model,
         inputs=draw(st.builds(Inputs, trace=st.none() | traces, profile=st.none() | files, base=st.none() | files)),
-        decisions=Decisions(placement=draw(st.none() | st.just(decision))),
+        decisions=Decisions(placement=draw(st.none() | st.just(decision)), wire=draw(st.sampled_from([None, "fp8"]))),
         options=draw(st.dictionaries(names, st.dictionaries(names, json_values, max_size=3), max_size=2)),
         outcome=draw(st.dictionaries(names, outcomes, max_size=2)),
         evaluation=draw(st.none() | st.builds(Evaluation, fit=parts, held_out=st.none() | parts)),

@@ -20,7 +20,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from ....errors import InputError, MoeplanError, UsageError
-from ....runtime.decisions import TRAINED, DispatchModel
+from ....runtime.decisions import TRAINED, WIRED, DispatchModel
 from ....runtime.exports import ENGINES, strays, unserved
 from ....runtime.plan import Metric, Plan
 from ....solvers.outcome import Status
@@ -161,6 +161,7 @@ class Search:
         Those that shift load come first, and those that search long last.
         """
         asked, use, engine = self.task.request.dispatch_model, self.task.use, self.params.engine
+        asked = asked if self.task.wire is None else WIRED
         for chosen in sorted(map(strategy, STRATEGIES), key=lambda one: (searches(one), not one.shifts_load)):
             if not engine and (reason := chosen.apart(self.task)):
                 self.refused[(Part(chosen, chosen.dispatch_models[0], STRATEGIES[chosen.name].params()),)] = reason
@@ -293,7 +294,7 @@ class Search:
 
     def most(self, task: Task) -> float:
         """The most that a task's strategy saves of what there is without it; infinite where that is not known."""
-        before = today(task.model, task.request.cluster).journey
+        before = today(task.model, task.request.cluster).wired(task.wire).journey
         if task.base is not None:
             before = journey_of(task.base, lambda file: task.base_files[file.file])
         if (bound := task.strategy.bound(before)) is None:
@@ -411,7 +412,7 @@ def _seen(task: Task, usual: Contender) -> tuple[Hashable, ...]:
 
 def engines_of(plan: Plan) -> tuple[str, ...]:
     """Engines whose files carry all decisions of a plan for its model, and choose replicas as it says."""
-    if plan.dispatch_model != "standard":
+    if plan.dispatch_model != "standard" or plan.decisions.wire is not None:
         return ()
     able = (name for name, one in ENGINES.items() if {*plan.decisions.names} <= one.carries and not strays(one, plan))
     return tuple(name for name in able if not unserved(ENGINES[name], plan.model))

@@ -13,7 +13,7 @@ from ...document import Column, Table
 from ...evaluate.evaluate import MATTERS
 from ...evaluate.metrics import ATTENTION, BALANCE, COMBINE, COPIES, DISPATCH, EXPERTS, KV, METRICS, TAIL
 from ...evaluate.price import IDEAL, STEP
-from ...figures import TimeUnit, change_text
+from ...figures import TimeUnit, change_text, find, value
 from ...options import AutoOptions, Tried
 from .search import near
 
@@ -68,7 +68,7 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     best = options.tried[0]
     if options.status is not Status.FEASIBLE:
         yield f"{ENDED[options.status]}: the best found until then; what was not tried, or not judged, is left out"
-    yield from _added(options)
+    yield from _added(options, plan, part)
     yield from _carried(options, plan.model)
     for one in _different(options):
         if len(one.parts) == 1 and one.parts[0] not in best.parts and (reason := _why(one, options)):
@@ -80,13 +80,18 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
         yield f"not tried: {'; '.join(names)}: {reason}"
 
 
-def _added(options: AutoOptions) -> Iterator[str]:
-    """Gain that each part adds to the parts before it, on the samples that judge."""
+def _added(options: AutoOptions, plan: Plan, part: Part) -> Iterator[str]:
+    """Gain that each part adds to the parts before it, on the samples that judge; another form of rows comes first."""
     best, shares = options.tried[0], {one.parts: one.share.value for one in options.tried}
     ends = range(1, len(best.parts) + 1)
     if len(best.parts) > 1 and all(best.parts[:end] in shares for end in ends):
-        gains = [0.0, *(shares[best.parts[:end]] for end in ends)]
-        added = [f"{name} {100 * (gains[at] - gains[at + 1]):+z.1f}" for at, name in enumerate(best.parts)]
+        names, gains = [*best.parts], [0.0, *(shares[best.parts[:end]] for end in ends)]
+        if (wire := plan.decisions.wire) is not None and plan.verdict is not None:
+            base = find(part, plan.verdict.against)
+            rows = find(part, f"{base.name}, {wire}/{plan.dispatch_model}")
+            names.insert(0, f"{wire} rows")
+            gains.insert(1, 1 - value(rows, options.metric) / value(base, options.metric))
+        added = [f"{name} {100 * (gains[at] - gains[at + 1]):+z.1f}" for at, name in enumerate(names)]
         yield f"what each part adds, in % of today: {', '.join(added)}"
 
 

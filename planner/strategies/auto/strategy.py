@@ -43,6 +43,10 @@ class Auto(Strategy):
         """Refuse an engine that cannot carry a placement for the trace's model."""
         super().check(task)
         engine = AutoParams.of(task.params).engine
+        if engine and task.wire is not None:
+            raise UsageError(
+                f"--engine {engine} with --wire {task.wire}, which moeplan.runtime alone carries out; leave one away"
+            )
         if engine and (why := unserved(ENGINES[engine], task.model)):
             others = [name for name, one in ENGINES.items() if not unserved(one, task.model)]
             raise UsageError(f"--engine {engine}: {why}; expected one of {', '.join(others)}")

@@ -101,7 +101,7 @@ class Eplb(PlacementStrategy):
             slots_D = _slots_of(slots, task)
             ways[slots] = by, _ = _way(task, slots_D)
             placement = solved(by, loads_by(by, left_out(task, 0)[0]), task, slots_D).placement
-            contenders.append(Contender(str(slots), Journey(task.dispatch_model, placement)))
+            contenders.append(Contender(str(slots), Journey(task.dispatch_model, placement, wire=task.wire)))
         scenes = [(weight, replace(one.in_parts, cohorts=one.in_parts.cohorts[:1])) for weight, one in task.members]
         judged = list(evaluate(scenes, contenders).judged.values())
         timed = [name for name in TIMES if all(name in figures.value for figures in judged)]

@@ -97,7 +97,7 @@ class Exflow(PlacementStrategy):
         placed = _reconsidered(PlacementResult(result.placement, timed, result.repaired), counts, task, most)
         plan, aside = task.previous, list[Contender]()
         if plan is not None and plan.placement is not None:
-            aside = [Contender(PREVIOUS, Journey(plan.dispatch_model, plan.placement))]
+            aside = [Contender(PREVIOUS, Journey(plan.dispatch_model, plan.placement, wire=task.wire))]
         return replace(self.solution(placed, task, search=search), aside=aside, sidecars=sidecars)
 
     def finished(self, task: Task, solution: Solution, evaluated: Evaluated) -> Solution:

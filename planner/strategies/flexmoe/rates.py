@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from ....runtime.wire import Wire, copy_bytes
 from ....solvers.arrays import Floats
 from ....solvers.flexmoe import Costs
 from ....solvers.ports import link_classes
@@ -18,10 +19,10 @@ Sized = Callable[[Floats], Floats]  # sizes to seconds
 UNTIMED = Costs._make([1.0, *[0.0] * (len(Costs._fields) - 2), True])  # pairs on the busiest device alone
 
 
-def rates(scene: Scene, pairs: NDArray[np.integer], slots: int) -> tuple[Costs, float] | None:
+def rates(scene: Scene, pairs: NDArray[np.integer], slots: int, wire: Wire | None = None) -> tuple[Costs, float] | None:
     """The rates for steps of these pairs, `[B, L, E, D]`, and the seconds of a layer that no placement changes.
 
-    None where a part of a step is not timed.
+    None where a part of a step is not timed. `wire`: the form in which hidden vectors travel.
 
     Notes
     -----
@@ -30,7 +31,7 @@ def rates(scene: Scene, pairs: NDArray[np.integer], slots: int) -> tuple[Costs, 
     at an expert's weights and its state.
     """
     costs, model, passes = scene.costs, scene.model, scene.passes
-    each, state, copy = model.expert_bytes, model.expert_state_bytes, model.copy_bytes
+    each, state, copy = model.expert_bytes, model.expert_state_bytes, copy_bytes(model, wire)
     if (
         costs is None
         or not costs.exchange

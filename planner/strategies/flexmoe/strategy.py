@@ -228,7 +228,7 @@ def _chosen(task: Task, params: FlexmoeParams, pairs: Pairs) -> tuple[_Candidate
     usual = USUAL if USUAL in horizons else horizons[0]
     at_width = []
     for width in widths:
-        costs, fixed_s = rates(scene, pairs, width) or (UNTIMED, None)
+        costs, fixed_s = rates(scene, pairs, width, task.wire) or (UNTIMED, None)
         at_width.append(_Candidate(width, usual, params.method, costs, fixed_s))
     room = best(at_width)
     return best([replace(room, horizon=horizon) for horizon in horizons]), tried

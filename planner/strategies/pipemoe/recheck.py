@@ -35,7 +35,7 @@ def recheck(plan: Plan, again: Again | None, certificate: Certificate) -> None:
         raise CertificationError(f"passes of backward factor {options.backward}; the trace gives {passes}")
     journey = Journey(again.task.dispatch_model, again.task.placement)
     ((tally,),) = again.task.replay(replace(scene, cohorts=scene.cohorts[:1]), [journey], ports=True)
-    pipeline = Pipeline(tally, scene, passes, again.task.dispatch_model, decision.capacity_factor)
+    pipeline = Pipeline(tally, scene, passes, again.task.dispatch_model, decision.capacity_factor, again.task.wire)
     table = tabulated(pipeline, options.max_degree, joint=options.joint)
     _check_outcome(plan, options, pipeline, table, certificate)
     _check_baselines(options, table)

@@ -114,7 +114,7 @@ def _pipeline(task: Task, tally: Tally, path: object) -> Pipeline:
             f"--capacity-factor {factor}: a buffer of int({factor:g} ceil(tokens / experts)) rows holds none in some"
             " step; expected a larger one, 1 is enough in every step"
         )
-    return Pipeline(tally, task.scene, passes, task.dispatch_model, factor)
+    return Pipeline(tally, task.scene, passes, task.dispatch_model, factor, task.wire)
 
 
 def _outcome(pipeline: Pipeline, table: DegreeTable, degrees: PipelineDecision, started: float) -> Outcome:

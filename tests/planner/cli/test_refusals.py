@@ -47,6 +47,18 @@ REFUSALS = [
     (("solve",), 2, "--cluster NxG"),
     (("solve", "--cluster", "four"), 2, "NxG"),
     (("solve", "--cluster", "1x2", "--phase", "decode"), 2, "decode"),
+    (("solve", "--cluster", "1x2", "--wire", "int4"), 2, "'int4' is not"),
+    (
+        ("solve", "--cluster", "1x2", "--wire", "fp8", "--strategy", "netmoe"),
+        2,
+        "fp8 rows with --strategy netmoe, under mi",
+    ),
+    (
+        ("solve", "--cluster", "1x2", "--wire", "fp8", "--dispatch", "coherent"),
+        2,
+        "under coherent dispatch; expected st",
+    ),
+    (("solve", "--cluster", "1x2", "--wire", "fp8", "--engine", "sglang"), 2, "--engine sglang with --wire fp8"),
     (("solve", "--cluster", "1x2", "--profile", "none.json"), 3, "none.json"),
     (("solve", "--cluster", "1x2", "--link", "inter=fast"), 2, "GBps"),
     (("solve", "--link", "inter=25:4.5"), 2, "--cluster"),

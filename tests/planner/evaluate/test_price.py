@@ -90,6 +90,24 @@ def attention(tokens: int, contexts: int) -> float:
     return 10e-6 + 1e-10 * (4 * tokens * 64 * 64 + (contexts + tokens) * 64) if tokens else 0.0
 
 
+@pytest.mark.parametrize("passes", [None, Passes(2.0, full_duplex=False)], ids=["whole", "chunks"])
+def test_fp8_rows_take_the_exchange_of_a_byte_for_each_element_and_four(make_trace: Any, passes: Any) -> None:
+    """Links alone, of known latency: what is left of an exchange's seconds without it is the bytes' share."""
+    trace = make_trace(samples=8)
+    scene = scene_of(trace, Cluster.parse("1x2", ("intra=1:5",)), passes=passes)
+    size, width = known(trace.model.hidden_size), known(trace.model.dtype_bytes)
+    assert scene.costs is not None
+    scene = replace(
+        scene,
+        costs=replace(scene.costs, experts=lambda pairs, _: Prediction(0 * pairs, 0 * pairs, 0 * pairs, pairs < 0)),
+    )
+    exact, fp8 = (priced(scene, Journey("standard", HALVES, wire=wire)) for wire in (None, "fp8"))
+    for name in ("dispatch_s", "combine_s"):
+        crossing = [one[name] - 3 * 5e-6 for one in (exact, fp8)]
+        np.testing.assert_allclose(crossing[1], crossing[0] * (size + 4) / (size * width), rtol=1e-9)
+    assert (fp8["step_s"] < exact["step_s"]).all()
+
+
 def test_coherent_top_1_combines_for_nothing(make_trace: Any, make_profile: Any) -> None:
     scene = scene_of(make_trace(samples=8, top_k=1), "1x2", profile=make_profile("1x2"))
     parts = priced(scene, Journey("coherent", HALVES))

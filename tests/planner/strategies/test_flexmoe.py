@@ -362,6 +362,8 @@ def test_rates_are_lines_through_what_is_timed(run: CountTrace, profile: Path) -
     assert fixed_s + costs.pair_s * pairs.sum() / pairs[..., 0, 0].size / 4 == pytest.approx(3 * at_mean, rel=0.05)
     assert costs.inter_s_per_byte > costs.intra_s_per_byte > 0
     assert costs.moved_bytes == 8 * costs.gradient_bytes
+    narrow, _ = known(rates(scene, pairs, 2, "fp8"))
+    assert (costs.copy_bytes, narrow.copy_bytes) == (scene.model.copy_bytes, known(scene.model.hidden_size) + 4)
 
 
 def first_steps(tally: Tally, number: int) -> Tally:
