@@ -19,7 +19,7 @@ from tests.runtime.condensation_cases import (
     run_condensed,
 )
 from tests.runtime.condensation_reference import CondensedExperts, condensed, gradients_of
-from tests.runtime.worlds import by_rank, close
+from tests.runtime.worlds import by_rank, close, summed
 
 emulated_cases = pytest.mark.parametrize("name", CASES)
 every_case = pytest.mark.parametrize("name", CASES | COARSE)
@@ -54,18 +54,7 @@ def test_logits_and_gradients_are_those_of_an_emulation_in_one_process(name: str
     logits, gradients, _ = emulated(name)
     assert close(np.concatenate([rank.logits for rank in ranks(name)]), logits)
     for parameter, expected in gradients.items():
-        assert close(_summed(ranks(name), parameter), expected), parameter
-
-
-def _summed(found: list[Condensed], name: str) -> np.ndarray:
-    parts = [rank.gradients[name] for rank in found if name in rank.gradients]
-    if ".experts." not in name:
-        return np.sum(parts, axis=0)  # type: ignore[no-any-return]
-    owned = [rank.owned[int(name.split(".")[1])] for rank in found]
-    total = np.empty((sum(map(len, owned)), *parts[0].shape[1:]))
-    for rank, experts in zip(found, owned, strict=True):
-        total[experts] = rank.gradients[name]
-    return total
+        assert close(summed(ranks(name), parameter), expected), parameter
 
 
 @emulated_cases

@@ -25,7 +25,7 @@ from tests.planner.makers import scene_of, stored_tokens
 from tests.runtime.condensation_reference import condensed, gradients_of
 from tests.runtime.wire_cases import CASES, COARSE, HIDDEN, PLAIN, Answer, Wired, run_wired
 from tests.runtime.wire_reference import Travelled, by_hand
-from tests.runtime.worlds import by_rank, close
+from tests.runtime.worlds import by_rank, close, summed
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # Finite in float32 and not near its end, where a scale times 448 is none.
@@ -114,18 +114,7 @@ def test_logits_and_gradients_are_those_of_an_emulation_in_one_process(name: str
     logits, gradients, _ = emulated(name)
     assert close(np.concatenate([rank.logits for rank in ranks(name)]), logits)
     for parameter, expected in gradients.items():
-        assert close(_summed(ranks(name), parameter), expected), parameter
-
-
-def _summed(found: list[Wired], name: str) -> np.ndarray:
-    parts = [rank.gradients[name] for rank in found if name in rank.gradients]
-    if ".experts." not in name:
-        return np.sum(parts, axis=0)  # type: ignore[no-any-return]
-    owned = [rank.owned[int(name.split(".")[1])] for rank in found]
-    total = np.empty((sum(map(len, owned)), *parts[0].shape[1:]))
-    for rank, experts in zip(found, owned, strict=True):
-        total[experts] = rank.gradients[name]
-    return total
+        assert close(summed(ranks(name), parameter), expected), parameter
 
 
 @pytest.mark.parametrize("name", CASES | COARSE)

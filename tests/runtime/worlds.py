@@ -50,6 +50,18 @@ def close(actual: Any, expected: Any, rtol: float = 1e-12) -> bool:
     return bool(difference <= rtol * np.abs(expected).max(initial=1e-300))
 
 
+def summed(found: Sequence[Any], name: str) -> np.ndarray:
+    """The gradient of a parameter over ranks with their `gradients` and the experts they own: of experts, in order."""
+    parts = [rank.gradients[name] for rank in found if name in rank.gradients]
+    if ".experts." not in name:
+        return np.sum(parts, axis=0)  # type: ignore[no-any-return]
+    owned = [rank.owned[int(name.split(".")[1])] for rank in found]
+    total = np.empty((sum(map(len, owned)), *parts[0].shape[1:]))
+    for rank, experts in zip(found, owned, strict=True):
+        total[experts] = rank.gradients[name]
+    return total
+
+
 class Watched:
     """The experts that a model's routers choose, call by call, and the least gap between gates down to the next one."""
 

@@ -45,7 +45,7 @@ class Auto(Strategy):
         engine = AutoParams.of(task.params).engine
         if engine and task.wire is not None:
             raise UsageError(
-                f"--engine {engine} with --wire {task.wire}, which moeplan.runtime alone carries out; leave one away"
+                f"--engine {engine} with --wire {task.wire}, which moeplan.runtime alone carries out; leave one out"
             )
         if engine and (why := unserved(ENGINES[engine], task.model)):
             others = [name for name, one in ENGINES.items() if not unserved(one, task.model)]
