@@ -25,7 +25,7 @@ class Embeddings:
 
     files: tuple[Path, ...]
     hidden_size: int
-    key_T: NDArray[np.void]  #: The tokens of all files by `KEYS`, in their order
+    tokens: NDArray[np.void]  #: The tokens of all files by `KEYS`, in their order
     keys: tuple[str, ...]  #: Those of `KEYS` that were recorded
 
     @classmethod
@@ -45,7 +45,7 @@ class Embeddings:
         files = tuple(sorted(folder.glob("embeddings-*.safetensors"))) if folder.is_dir() else ()
         if not files:
             return None
-        shapes, columns = {}, list[dict[str, NDArray[Any]]]()
+        shapes, columns = dict[tuple[Path, str], tuple[int, ...]](), list[dict[str, NDArray[Any]]]()
         for path in files:
             with _opened(path) as stored:
                 shapes |= {(path, name): tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118
@@ -76,8 +76,8 @@ class Embeddings:
     def places(self, wanted: dict[str, NDArray[Any]]) -> Ints:
         """The place of each token among all, by its `keys`; MismatchError where one is not there once."""
         sought_T = keys_of({name: wanted[name] for name in self.keys})
-        order = np.argsort(self.key_T)
-        ordered = self.key_T[order]
+        order = np.argsort(self.tokens)
+        ordered = self.tokens[order]
         at_T = np.minimum(np.searchsorted(ordered, sought_T), max(len(ordered) - 1, 0))
         if not len(ordered) or (ordered[at_T] != sought_T).any() or (ordered[1:] == ordered[:-1]).any():
             raise MismatchError(

@@ -28,7 +28,7 @@ def _history(text: str) -> tuple[float, float]:
 
 def _schedule(text: str) -> float | Literal["paper"]:
     if text == "paper":
-        return text
+        return "paper"
     try:
         share = float(text)
     except ValueError:
@@ -88,7 +88,7 @@ class LuffyParams(Params):
     )
     medoid: bool = flag(False, "A kept row travels as it is, not the mean.")
     model: str | None = flag(None, "embedded, or a directory, to tell the loss by.", metavar="MODEL")
-    text: Path | None = flag(None, "What the trace was recorded on, for --model.")
+    text: Path | None = flag(None, "What the trace was recorded on, for --model.")  # noqa: RUF009  as the others
 
     def __post_init__(self) -> None:
         super().__post_init__()

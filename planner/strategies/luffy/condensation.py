@@ -5,7 +5,7 @@ What is known of the price depends on what is there: hidden states beside the tr
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from ...task import Task
 from ..strategy import Solution, Strategy
 from . import LuffyParams
 from .condensation_sections import answer, sections
-from .folding import EXACT, Counted, Gate, History, Star, Way, reach, reach_of
+from .folding import EXACT, Counted, Gains, Gate, History, Star, Way, reach, reach_of
 from .measured import Judged, Measured, measured
 from .recorded import Recorded, recorded
 
@@ -92,14 +92,18 @@ def _journey(task: Task) -> Journey:
 
 def _decision(params: LuffyParams, way: Way) -> CondensationDecision:
     """The decision of a way, under the schedule asked for."""
-    schedule = params.condense_schedule
-    follows = {"schedule": "share", "target": schedule} if isinstance(schedule, float) else {}
-    if isinstance(way.cluster, Gate):
-        return CondensationDecision(tau=way.cluster.tau, gains=way.cluster.gains, medoid=way.medoid, **follows)
-    assert isinstance(way.cluster, Star)
-    moved = {"schedule": "paper", "h_max": way.cluster.threshold} if schedule == "paper" else follows
-    fixed = {} if schedule == "paper" else {"threshold": way.cluster.threshold}
-    return CondensationDecision(criterion="star", medoid=True, **fixed, **moved)
+    asked, rule = params.condense_schedule, way.cluster
+    star, paper = isinstance(rule, Star), asked == "paper"
+    return CondensationDecision(
+        criterion="star" if star else "gate",
+        tau=rule.tau if isinstance(rule, Gate) else None,
+        gains=rule.gains if isinstance(rule, Gate) else None,
+        threshold=rule.threshold if isinstance(rule, Star) and not paper else None,
+        h_max=rule.threshold if isinstance(rule, Star) and paper else None,
+        schedule="fixed" if asked is None else "paper" if paper else "share",
+        target=asked if isinstance(asked, float) else None,
+        medoid=way.medoid,
+    )
 
 
 def _by_states(task: Task, parts: list[Recorded]) -> tuple[Way, list[CondensedPart]]:
@@ -154,7 +158,7 @@ def _by_model(task: Task, parts: list[Measured]) -> tuple[Way, list[CondensedPar
     return way, found
 
 
-def _rule(params: LuffyParams, gains: tuple[tuple[float, ...], ...] | None) -> Way:
+def _rule(params: LuffyParams, gains: Gains | None) -> Way:
     """The rule asked for, with some reach."""
     if params.method == "paper":
         return _star("plan", PAPER)
@@ -206,7 +210,7 @@ def _furthest(cost: Callable[[float], float], most: float, between: tuple[float,
 
 
 def _part(
-    task: Task, number: int, rows: list[tuple[Way, Counted, Judged | None]], exact: Judged | None = None
+    task: Task, number: int, rows: Sequence[tuple[Way, Counted, Judged | None]], exact: Judged | None = None
 ) -> CondensedPart:
     """The record of a part."""
     cohort, seed, model = task.scene.cohorts[number], task.request.seed, task.model

@@ -15,13 +15,12 @@ def answer(plan: Plan) -> str:
     ours, unseen = part.ways[0], "unseen" if options.held_out else "fitted"
     price = "error not known"
     if ours.bits is not None and part.loss_bits is not None:
-        price = (
-            f"{_bits(ours.bits)} bits per token of loss ({_interval(ours.bits)}; {part.loss_bits:.4f} with all rows)"
-        )
+        price = f"{_bits(ours.bits)} bits of loss per token ({_interval(ours.bits)}; {part.loss_bits:.4f} before)"
     steps = f"{part.num_steps:,} step{'s' * (part.num_steps != 1)}"
     return (
         f"RESULTS CHANGE: {percent(ours.rows_saved, 1)} fewer rows to other devices, {price};"
-        f" {use or 'steps'}, {part.tokens_per_step:,.0f} tokens per step, on {part.num_samples:,} {unseen} samples ({steps})"
+        f" {use or 'steps'}, {part.tokens_per_step:,.0f} tokens per step, on {part.num_samples:,} {unseen} samples"
+        f" ({steps})"
     )
 
 
@@ -50,8 +49,8 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
 def _remarks(options: CondensationOptions, part: CondensedPart) -> Iterator[str]:
     if options.evidence == "hidden states":
         yield (
-            "what this costs is not known: only the model tells; give --model and --text, or watch the loss of a run with"
-            " and without"
+            "what this costs is not known: only the model tells; give --model and --text, or watch the loss of a run"
+            " with and without"
         )
     else:
         yield f"bits and errors are of {options.model} on the trace's own text; other text and training may differ"
@@ -67,8 +66,13 @@ def _table(part: CondensedPart) -> Table:
     columns = [Column("", [one.name for one in ways])]
     figures: tuple[tuple[str, Callable[[WayRecord], str | None]], ...] = (
         ("rows saved", lambda one: percent(one.rows_saved, 1)),
-        ("bits per token", lambda one: one.bits and f"{_bits(one.bits)} ({one.bits.low:+.4f} to {one.bits.high:+.4f})"),
-        ("layer error", lambda one: one.error and percent(one.error.value, 1)),
+        (
+            "bits per token",
+            lambda one: (
+                None if one.bits is None else f"{_bits(one.bits)} ({one.bits.low:+.4f} to {one.bits.high:+.4f})"
+            ),
+        ),
+        ("layer error", lambda one: None if one.error is None else percent(one.error.value, 1)),
         ("bytes saved", lambda one: None if one.bytes_saved is None else percent(one.bytes_saved, 1)),
         ("pairs saved", lambda one: percent(one.pairs_saved, 1)),
         ("to other nodes", lambda one: percent(one.far_saved, 1)),

@@ -3,7 +3,7 @@
 Legend: T tokens; n rows, one a token and distinct device; K experts per token; M hidden size; E experts; D devices.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -19,6 +19,7 @@ from ....runtime.engine.copies import Copies, select
 from ....runtime.engine.fold import Fold, asked
 from ....solvers.arrays import Ints
 
+Gains = tuple[tuple[float, ...], ...]
 COUNTS = ("rows", "sent", "far_rows", "far_sent", "pairs", "computed")
 FP8_MAX = 448.0  # of float8 e4m3
 SCALE_BYTES = 4  # beside an fp8 row
@@ -57,7 +58,7 @@ class Rows:
         return cls(copies, device_n != home_n, device_n // group != home_n.div(group, rounding_mode="floor"))
 
     def counted(self, stands_n: Tensor) -> dict[str, int]:
-        """`COUNTS`: rows for other devices and nodes, those of them that travel, and the experts asked, all and then."""
+        """`COUNTS`: rows to other devices and nodes, those of them that travel, and the experts asked, all and then."""
         kept_n = stands_n == torch.arange(len(stands_n))
         asked_n = (self.copies.beside >= 0).sum(1)
         tables = (self.remote_n, self.remote_n & kept_n, self.far_n, self.far_n & kept_n, asked_n, asked_n * kept_n)
@@ -74,7 +75,7 @@ class Gate:
     """Rows whose gates times distance (times gains) are at most `tau`."""
 
     tau: float
-    gains: Sequence[Sequence[float]] | None = None  #: By layer, then expert
+    gains: Gains | None = None  #: By layer, then expert
 
     def __call__(self, layer: int, rows: Rows, x_TM: Tensor, weight_TK: Tensor) -> Tensor:
         """The row that stands for each."""
@@ -107,8 +108,8 @@ class Star:
 class History:
     """LUFFY's rule with similarities guessed by the layer before, which layers call in their order.
 
-    Pairs that shared an expert there and had a cosine above `s1` count as alike; those below `s2`, and those that shared
-    none, as unlike. Only the rest is computed.
+    Pairs that shared an expert there and had a cosine above `s1` count as alike; those below `s2`, and those that
+    shared none, as unlike. Only the rest is computed.
     """
 
     threshold: float
@@ -125,10 +126,10 @@ class History:
         before, self._before = self._before if layer else None, (u_TM, asked_TE[:, :-1])  # the last: none asked
         stands_n = torch.arange(len(copies.row))
         free_n = rows.remote_n.nonzero().flatten()
-        key_n2 = torch.cat([copies.place[free_n, None], copies.beside[free_n].sort(1).values.long()], dim=1)
-        group_n = key_n2.unique(dim=0, return_inverse=True)[1]
-        for place_g in torch.split(free_n[group_n.argsort(stable=True)], group_n.bincount().tolist()):
-            for place_w in place_g.split(BLOCK):
+        key_nK = torch.cat([copies.place[free_n, None], copies.beside[free_n].sort(1).values.long()], dim=1)
+        group_n = torch.from_numpy(np.unique(key_nK.numpy(), axis=0, return_inverse=True)[1].reshape(-1))
+        for place_g in free_n[group_n.argsort(stable=True)].split_with_sizes(group_n.bincount().tolist()):
+            for place_w in torch.tensor_split(place_g, -(-len(place_g) // BLOCK)):
                 token_w = copies.row[place_w]
                 alike_ww = u_TM[token_w] @ u_TM[token_w].T >= self.threshold
                 if before is not None:

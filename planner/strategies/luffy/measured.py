@@ -24,15 +24,15 @@ from ...evaluate.journey import Journey
 from ...evaluate.replay import choosers
 from ...evaluate.scene import Scene
 from ...evaluate.splits import Located
-from .folding import Counted, Seats, Way, numbers, sent
+from .folding import Counted, Gains, Seats, Way, numbers, sent
 
 EMBEDDED = "embedded"
 MAX_TEXT_BYTES = 64 * 2**20
 ALIKE = 0.99  # of the choices of a model on its own text: those of other batches round otherwise
 CHECKED = 8  # samples
 NEAR = 256  # tokens of an expert whose gain is taken
+APART = 0.1  # least distance of two of them: nearer ones are rounding
 DRAWS = 1000
-Gains = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,7 +137,7 @@ class Measured:
     def gains(self, num_experts: int) -> Gains:
         """How much an expert changes its output by a distance of its input, over the norm of the residual stream.
 
-        The median over its tokens, each with the nearest other one.
+        The median over pairs of its tokens.
         """
         gain_LE, norm_L, first = (
             np.full((len(self._layers), num_experts), np.nan),
@@ -147,15 +147,15 @@ class Measured:
 
         def look(layer: int, module: Callable[..., Any], called: "Call", y: Tensor) -> Tensor:
             for expert in range(num_experts):
-                x_nM = called.x[(called.ids == expert).any(1)][:NEAR].unique(dim=0)
+                x_nM = called.x[(called.ids == expert).any(1)][:NEAR]
                 if len(x_nM) > 1:
                     weight_nK = called.weights.new_zeros(len(x_nM), called.ids.shape[1])
                     weight_nK[:, 0] = 1
                     y_nM = module(x_nM, called.ids.new_full(weight_nK.shape, expert), weight_nK)
                     u_nM = functional.normalize(x_nM.float(), dim=1)
-                    far_n, near_n = torch.cdist(u_nM, u_nM).fill_diagonal_(torch.inf).min(1)
-                    change_n = (y_nM - y_nM[near_n]).float().norm(dim=1)
-                    gain_LE[layer, expert] = float((change_n / far_n.clamp(min=1e-6)).median())
+                    far_nn, change_nn = torch.cdist(u_nM, u_nM), torch.cdist(y_nM.float(), y_nM.float())
+                    if (apart_nn := far_nn > APART).any():
+                        gain_LE[layer, expert] = float((change_nn / far_nn)[apart_nn].median())
             return y
 
         def stream(layer: int) -> Callable[..., None]:
@@ -250,7 +250,7 @@ def _loaded(named: str, text: Path, length: int) -> tuple[nn.Module, Tensor]:
     if not (directory := Path(named)).is_dir():
         raise UsageError(f"--model {named!r}; expected {EMBEDDED}, or the directory of a Hugging Face model")
     prompts = text_prompts(content, load_tokenizer(directory), length)
-    return load_model(directory, device="cpu").eval(), torch.tensor(prompts)
+    return load_model(directory, device="cpu").train(mode=False), torch.tensor(prompts)
 
 
 def _check_routing(scene: Scene, model: nn.Module, layers: Sequence[MoELayer], samples_IS: Tensor, named: str) -> None:

@@ -46,9 +46,7 @@ def recorded(scene: Scene, journey: Journey, embeddings: Embeddings) -> list[Rec
     trace, parts = scene.source, list[Recorded]()
     assert isinstance(trace, Trace)
     if not trace.has_weights:
-        raise UsageError(
-            f"{trace.path}: gate weights were not recorded, by which rows matter; record with --weights --embeddings all"
-        )
+        raise UsageError(f"{trace.path}: no gate weights, which weigh rows; record with --weights --embeddings all")
     shape = scene.cluster.num_devices, scene.cluster.devices_per_node
     for cohort, ((choose, _),) in zip(scene.cohorts, choosers(trace, scene, [journey]), strict=True):
         columns = defaultdict[str, list[Any]](list)
