@@ -22,9 +22,10 @@ from ...task import Task
 from ..strategy import Solution, Strategy
 from . import LuffyParams
 from .condensation_sections import answer, sections
-from .folding import EXACT, Counted, Gains, Gate, History, Star, Way, reach, reach_of
+from .folding import EXACT, Counted, Gains, Gate, History, Star, Way, reach
 from .measured import Judged, Measured, measured
 from .recorded import Recorded, recorded
+from .together import refuse_both
 
 REACHES = 1e-3, 8.0  # between which a threshold is sought: gates times distances are at most 2, times gains a few
 TRIALS = 9
@@ -37,7 +38,8 @@ class Condensation(Strategy):
 
     name = "luffy"
     decides = "condensation"
-    beside = frozenset({"placement", "pipeline", "sample_policy"})
+    beside = frozenset({"placement", "pipeline", "sample_policy"})  # the last to be refused by figures
+    unjudged = "rows and errors of condensation, which solve alone counts"
     uses = frozenset({"prefill", "training"})
     answer = staticmethod(answer)
     sections = staticmethod(sections)
@@ -55,6 +57,8 @@ class Condensation(Strategy):
         """
         started, params, scene = time.perf_counter(), LuffyParams.of(task.params), task.scene
         journey = _journey(task)
+        if journey.homes is not None:
+            refuse_both(task, journey, None if params.condense is None else _asked(params, None))
         if params.model is not None and params.text is not None:
             task.say(f"running {params.model} on {params.text}")
             model_parts = measured(scene, journey, params.model, params.text)
@@ -110,8 +114,7 @@ def _by_states(task: Task, parts: list[Recorded]) -> tuple[Way, list[CondensedPa
     """The plan's way and what hidden states say of it and its rivals."""
     params = LuffyParams.of(task.params)
     assert params.condense is not None
-    way = _rule(params, None)
-    way = reach(way, params.condense if params.method == "joint" else reach_of(params.condense))
+    way = _asked(params, None)
     ways = [way, *_equals(task, way, parts[0].count), *_papers(params)]
     return way, [
         _part(task, number, [(one, part.count(one), None) for one in ways]) for number, part in enumerate(parts)
@@ -122,10 +125,8 @@ def _by_model(task: Task, parts: list[Measured]) -> tuple[Way, list[CondensedPar
     """The plan's way and what the model says of it and its rivals."""
     params, fit, seed = LuffyParams.of(task.params), parts[0], task.request.seed
     exact = fit.judge(EXACT)
-    way = _rule(params, fit.gains(task.model.num_experts) if params.method == "joint" else None)
-    if params.condense is not None:
-        way = reach(way, params.condense if params.method == "joint" else reach_of(params.condense))
-    else:
+    way = _asked(params, fit.gains(task.model.num_experts) if params.method == "joint" else None)
+    if params.condense is None:
         task.say("choosing how near rows must be on the fitted samples")
         by_loss = params.condense_loss is not None
         most = params.condense_loss if by_loss else params.condense_error
@@ -158,11 +159,11 @@ def _by_model(task: Task, parts: list[Measured]) -> tuple[Way, list[CondensedPar
     return way, found
 
 
-def _rule(params: LuffyParams, gains: Gains | None) -> Way:
-    """The rule asked for, with some reach."""
+def _asked(params: LuffyParams, gains: Gains | None) -> Way:
+    """The rule asked for, with the reach asked for or some."""
     if params.method == "paper":
-        return _star("plan", PAPER)
-    return Way("plan", Gate(1.0, gains), medoid=params.medoid)
+        return _star("plan", PAPER if params.condense is None else params.condense)
+    return Way("plan", Gate(1.0 if params.condense is None else params.condense, gains), medoid=params.medoid)
 
 
 def _star(name: str, threshold: float) -> Way:

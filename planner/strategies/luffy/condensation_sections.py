@@ -56,7 +56,7 @@ def _remarks(options: CondensationOptions, part: CondensedPart) -> Iterator[str]
         yield f"bits and errors are of {options.model} on the trace's own text; other text and training may differ"
     by_name = {one.name: one for one in part.ways}
     if (fp8 := by_name.get("fp8 rows alone")) is not None and fp8.bits is not None and fp8.bytes_saved is not None:
-        yield f"fp8 rows alone save {percent(fp8.bytes_saved)} of the bytes at {_bits(fp8.bits)} bits, all rows travelling"
+        yield f"fp8 rows alone save {percent(fp8.bytes_saved)} of the bytes at {_bits(fp8.bits)} bits; all rows travel"
     yield "rows to the own device stay exact; in evaluation and generation all do, unless model.condensation.in_eval"
 
 

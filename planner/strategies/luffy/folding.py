@@ -241,11 +241,6 @@ def reach(way: Way, to: float) -> Way:
     return replace(way, cluster=Star(max(1 - to**2 / 2, -1.0)))
 
 
-def reach_of(cosine: float) -> float:
-    """How far a rule of cosines reaches."""
-    return distance(cosine)
-
-
 def numbers(tensor_or_array: Ints) -> Tensor:
     """An array as int64."""
     return torch.from_numpy(np.ascontiguousarray(tensor_or_array, np.int64))

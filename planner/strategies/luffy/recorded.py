@@ -30,6 +30,7 @@ class Recorded:
     ids: Tensor  #: int64 `[T, L, K]`
     weights: Tensor  #: float32 `[T, L, K]`
     seats: Seats
+    unit: Ints  #: Of each token, by its place in the part
 
     def count(self, way: Way) -> Counted:
         """The rows of a way."""
@@ -57,13 +58,15 @@ def recorded(scene: Scene, journey: Journey, embeddings: Embeddings) -> list[Rec
             device = [choose(layer, ids_TLK[:, layer], at.home, at) for layer in range(ids_TLK.shape[1])]
             of_all = {name: column[at.rows] for name in KEYS if (column := getattr(batch, name)) is not None}
             of_all |= {"ids": ids_TLK, "weights": batch.weights[at.rows], "device": np.stack(device, axis=1)}
-            of_all |= {"home": at.home, "at": np.append(cohort.step_of_row, -1)[at.step]}
+            of_all |= {"unit": at.unit, "home": at.home, "at": np.append(cohort.step_of_row, -1)[at.step]}
             for name, column in of_all.items():
                 columns[name].append(column[kept_T])
         whole = {name: np.concatenate(of) for name, of in columns.items()}
         seats = Seats(numbers(whole["home"]), numbers(whole["at"]), shape, _looked_up(numbers(whole["device"])))
         weights = torch.from_numpy(whole["weights"].astype(np.float32))
-        parts.append(Recorded(embeddings, embeddings.places(whole), numbers(whole["ids"]), weights, seats))
+        parts.append(
+            Recorded(embeddings, embeddings.places(whole), numbers(whole["ids"]), weights, seats, whole["unit"])
+        )
     return parts
 
 

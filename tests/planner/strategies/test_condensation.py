@@ -120,7 +120,7 @@ def test_the_threshold_keeps_its_budget_and_rivals_stand_beside(trace: Trace, te
     plan = planned(trace, "luffy", model="embedded", text=text, condense_loss=0.05)
     options = plan.options["condensation"]
     ways = {one["name"]: one for one in options["fit"]["ways"]}
-    assert 0 < ways["plan"]["rows_saved"]
+    assert ways["plan"]["rows_saved"] > 0
     assert ways["plan"]["bits"]["value"] <= 0.05
     assert ways["fp8 rows alone"]["rows_saved"] == 0
     assert ways["fp8 rows alone"]["bytes_saved"] == pytest.approx(1 - (128 + 4) / (128 * 4))
@@ -212,3 +212,17 @@ def test_luffy_still_decides_homes_unless_asked_to_condense() -> None:
     assert LuffyParams().decides == "sample_policy"
     assert LuffyParams(condense=0.0).decides == "condensation"
     assert Params().decides == ""
+
+
+def test_beside_samples_that_move_it_is_refused_with_the_rows_of_both(trace: Trace, tmp_path: Path) -> None:
+    planned(trace, "netmoe", to=tmp_path / "moving.json", samples_per_step=4, method="sum")
+    with pytest.raises(UsageError) as refused:
+        planned(trace, "luffy", on=tmp_path / "moving.json", condense=0.3, samples_per_step=4)
+    words = r"([\d,]+) as they are and ([\d,]+) condensed and ([\d,]+) with samples moving and ([\d,]+) with both"
+    found = re.search(words, str(refused.value))
+    assert found is not None
+    as_is, condensed, moving, both = (int(number.replace(",", "")) for number in found.groups())
+    assert condensed < both < as_is
+    assert condensed < moving
+    with pytest.raises(UsageError, match="--condense beside the sample_policy"):
+        planned(trace, "luffy", on=tmp_path / "moving.json", condense_loss=0.1, model="embedded", text=tmp_path / "t")
