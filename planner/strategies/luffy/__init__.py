@@ -43,8 +43,8 @@ class LuffyParams(Params):
     """Parameters of luffy."""
 
     methods: ClassVar[Mapping[str, str]] = {
-        "joint": "Least attention plus exchange; rows by their gates",
-        "paper": "LUFFY's Algorithm 1, with minimum growth; star cover",
+        "joint": "Least attention plus exchange",
+        "paper": "LUFFY's Algorithm 1, with minimum growth",
     }
 
     method: Literal["joint", "paper"] = flag("joint", HOW)
