@@ -90,8 +90,8 @@ class LuffyParams(Params):
     model: str | None = flag(None, "embedded, or a directory, to tell the loss by.", metavar="MODEL")
     text: Path | None = flag(None, "What the trace was recorded on, for --model.")  # noqa: RUF009  as the others
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def refuse_mixed(self) -> None:
+        """Refuse flags that do not go together."""
         flags, usual = dict(flags_of(type(self))), {one.name: one.default for one in fields(self)}
         given = {name: option_of(name, one) for name, one in flags.items() if getattr(self, name) != usual[name]}
         how = [given[name] for name in ("condense", "condense_loss", "condense_error") if name in given]

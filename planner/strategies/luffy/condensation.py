@@ -44,6 +44,10 @@ class Condensation(Strategy):
     answer = staticmethod(answer)
     sections = staticmethod(sections)
 
+    def check(self, task: Task) -> None:
+        """Refuse flags of what is not decided."""
+        LuffyParams.of(task.params).refuse_mixed()
+
     def make(self, task: Task) -> Made:
         """The plan; what is known of it stands in its options, and no verdict calls it a benefit."""
         decided = decide(task)

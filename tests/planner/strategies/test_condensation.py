@@ -161,7 +161,7 @@ def test_rows_stand_for_others_as_the_runtime_has_it() -> None:
 )
 def test_what_does_not_go_together_is_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
-        LuffyParams(**asked)
+        LuffyParams(**asked).refuse_mixed()
 
 
 @pytest.mark.parametrize(("text", "field"), [("0.3:0.9", "condense_history"), ("0.3:0.3", "condense_history")])
