@@ -25,7 +25,7 @@ from .evaluate.metrics import load_metric
 from .evaluate.scene import Passes, Scene
 from .evaluate.splits import SampleIndex, UnitIndex
 from .options import EvaluationOptions, PlacementOptions
-from .strategies.registry import STRATEGIES, strategy
+from .strategies.registry import decided_by
 from .strategies.strategy import Strategy
 
 SAME = ("name", "layer_ids", "num_experts", "top_k")  # what two traces of one model agree on
@@ -46,8 +46,8 @@ class LoadedPlan:
     @property
     def strategy(self) -> Strategy:
         """Strategy of the plan's last decision. A plan by none of our strategies is judged as a placement."""
-        name = self.plan.strategies[-1] if self.plan.strategies else ""
-        return strategy(name) if name in STRATEGIES else Strategy()
+        decided = decided_by(self.plan)
+        return decided[-1] if decided and decided[-1].name == self.plan.strategies[-1] else Strategy()
 
     @cached_property
     def contender(self) -> Contender:

@@ -95,6 +95,11 @@ class Params:
         """The same but for how much memory they ask for."""
         return self
 
+    @property
+    def decides(self) -> str:
+        """Key of the decision asked for, of a strategy with several."""
+        return ""
+
     def check(self, cluster: Cluster) -> None:
         """Refuse parameters that do not fit the cluster."""
 

@@ -18,7 +18,7 @@ from .evaluate.metrics import METRICS
 from .options import AutoOptions, EvaluationOptions
 from .request import Request
 from .sidecars import save_with
-from .strategies.registry import strategy
+from .strategies.registry import decided_by, strategy
 from .strategies.strategy import Solution, Strategy
 from .task import Task
 
@@ -163,7 +163,7 @@ def contenders(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> list[Co
 
 def task_for(request: Request, say: Callable[[str], None] = lambda _: None) -> Task:
     """The task that a strategy is given, where the request goes with it; errors as in `solve`."""
-    chosen = strategy(request.strategy)
+    chosen = strategy(request.strategy).deciding({request.params.decides})
     previous = _previous(request)
     usual = chosen.dispatch_models[0] if previous is None else previous.dispatch_model
     if request.wire is not None and WIRED in chosen.dispatch_models:
@@ -264,7 +264,7 @@ def _kept_outcomes(task: Task, inputs: Inputs) -> dict[str, Outcome]:
     same_steps = EvaluationOptions.of(base).size == task.evaluation_options.size
     if same_steps and profile == profile_now and base.cluster == request.cluster:
         return dict(base.outcome)
-    by_steps = {chosen.decides for chosen in map(strategy, base.strategies) if chosen.by_steps}
+    by_steps = {chosen.decides for chosen in decided_by(base) if chosen.by_steps}
     if not same_steps:
         by_steps |= {name for name, one in base.outcome.items() if one.objective.name.startswith("step_")}
     return {name: outcome for name, outcome in base.outcome.items() if name not in by_steps}

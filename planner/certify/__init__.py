@@ -68,7 +68,7 @@ def certify(
         return certificate
     opened = check_trace(plan, trace, certificate)
     if plan.evaluation is None:
-        certificate.unchecked.append("decisions, objective and bound: the plan has no evaluation to recompute")
+        certificate.unchecked.append((strategies or [Strategy()])[-1].unjudged)
         return certificate
     last, mixture = strategies[-1], mixture_of(plan, str(opened.path), opened.sha256)
     if mixture is None:

@@ -18,7 +18,7 @@ from ..evaluate.splits import Cohort
 from ..evaluate.sums import Context
 from ..evaluate.tally import Tally
 from ..options import AutoOptions, EvaluationOptions, SecondsOptions
-from ..strategies.registry import STRATEGIES, strategy
+from ..strategies.registry import decided_by
 from ..strategies.strategy import Strategy
 from .certificate import TOLERANCE, Certificate
 
@@ -50,7 +50,7 @@ def strategies_of(plan: Plan) -> list[Strategy]:
     """
     if not plan.strategies and not plan.outcome and plan.evaluation is None:
         return []
-    strategies = [strategy(name) for name in plan.strategies if name in STRATEGIES]
+    strategies = decided_by(plan)
     decided = [chosen.decides for chosen in strategies]
     if not decided or len(decided) < len(plan.strategies) or sorted(decided) != sorted(plan.decisions.names):
         raise CertificationError(f"strategies {[*plan.strategies]} with decisions {[*plan.decisions.names]}")

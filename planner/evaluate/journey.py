@@ -187,8 +187,8 @@ def _followed(journey: Journey, plan: Plan, read: ReadSidecar) -> Journey:
 
 def _condensed(journey: Journey, plan: Plan, read: ReadSidecar) -> Journey:
     raise UsageError(
-        "a plan with condensation, whose rows and errors are not judged yet; judge it without, and train with it"
-        " by moeplan.runtime"
+        "a plan with condensation gives other results than today's, by which gains are no benefit; moeplan show says"
+        " what it saves and costs: compare the plan without it"
     )
 
 

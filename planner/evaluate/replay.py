@@ -148,13 +148,13 @@ def _walked(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: 
         return tallies
     by_step = scene.samples is not None  # those that are re-homed depend on each other in a step
     walkers = [_Walker(journey, cluster) for journey in journeys]
-    choosers = _choosers(trace, scene, journeys)
+    chosen = choosers(trace, scene, journeys)
     tallies = [
         [Tally.empty(one, cohort, cluster, ports=ports, between=between, by_step=by_step) for one in journeys]
         for cohort in cohorts
     ]
     for batch, unit_T in scene.index.batches(trace, scene.phases or None):
-        for cohort, row, choosing in zip(cohorts, tallies, choosers, strict=True):
+        for cohort, row, choosing in zip(cohorts, tallies, chosen, strict=True):
             located = cohort.locate(batch, unit_T)
             ids_LTK = np.ascontiguousarray(batch.ids[located.rows].transpose(1, 0, 2))
             row_T = located.step if by_step else located.unit
@@ -165,7 +165,7 @@ def _walked(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: 
             tally if held is None else tally.changing(held, cluster)
             for tally, (_, held) in zip(row, choosing, strict=True)
         ]
-        for row, choosing in zip(tallies, choosers, strict=True)
+        for row, choosing in zip(tallies, chosen, strict=True)
     ]
 
 
@@ -185,7 +185,7 @@ def _of_pairs(scene: Scene, journeys: Sequence[Journey], *, ports: bool) -> list
     return tallies
 
 
-def _choosers(trace: Trace, scene: Scene, journeys: Sequence[Journey]) -> list[list[tuple[Choose, Held | None]]]:
+def choosers(trace: Trace, scene: Scene, journeys: Sequence[Journey]) -> list[list[tuple[Choose, Held | None]]]:
     """How tokens choose replicas, `[cohort][journey]`, and who holds what from step to step.
 
     A token chooses for itself, without the latter, or by all counts of its step.

@@ -212,9 +212,11 @@ class UnitIndex:
         row_U, blocks = filled_blocks(sizes_U, tokens_U, size.number)
         return Cohort(unit_ids, tokens_U, home_U, row_U, blocks=blocks, num_ranks=ranked)
 
-    def batches(self, trace: Trace, phases: Collection[str] | None) -> Iterator[tuple[TokenBatch, Ints]]:
+    def batches(
+        self, trace: Trace, phases: Collection[str] | None, *, weights: bool = False
+    ) -> Iterator[tuple[TokenBatch, Ints]]:
         """The batches of the trace, with the unit of each token."""
-        return with_units(trace.batches(phases=phases), by_step=self.kind == "step")
+        return with_units(trace.batches(phases=phases, weights=weights), by_step=self.kind == "step")
 
     def rows(self, table: CountTable) -> Ints:
         """The unit of each row of a table of counts."""
@@ -274,9 +276,11 @@ class SampleIndex:
             step = np.unique(self.step[place], return_inverse=True)[1]
         return Cohort(place, self.unit_tokens[place], home, step)
 
-    def batches(self, trace: Trace, phases: Collection[str] | None) -> Iterator[tuple[TokenBatch, Ints]]:
+    def batches(
+        self, trace: Trace, phases: Collection[str] | None, *, weights: bool = False
+    ) -> Iterator[tuple[TokenBatch, Ints]]:
         """The batches of the trace, with the place of each token's sample."""
-        return ((batch, self.rows(batch)) for batch in trace.batches(phases=phases))
+        return ((batch, self.rows(batch)) for batch in trace.batches(phases=phases, weights=weights))
 
     def rows(self, table: TokenBatch | CountTable) -> Ints:
         """The place of each row's sample, `[R]`."""

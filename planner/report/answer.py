@@ -29,6 +29,7 @@ from ..figures import (
     worded,
 )
 from ..options import AutoOptions, EvaluationOptions, SecondsOptions
+from ..strategies.registry import decided_by
 from ..strategies.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ def answer(plan: Plan) -> str:
     """The answer: whether a plan pays, by how much, for which step, on which samples."""
     verdict, evaluation = plan.verdict, plan.evaluation
     if verdict is None or evaluation is None:
+        if own := next(filter(None, (one.answer(plan) for one in decided_by(plan))), ""):
+            return own
         return f"{doubt(plan) or 'benefit'}: the plan holds no figures that show it"
     part, options = evaluation.judging, EvaluationOptions.of(plan)
     unit, gain = options.unit, gain_words(verdict, part)

@@ -17,7 +17,7 @@ from ..evaluate.metrics import METRICS
 from ..evaluate.price import STEP
 from ..figures import TimeUnit, contender_table, percent
 from ..options import EvaluationOptions, SecondsOptions
-from ..strategies.registry import STRATEGIES, chosen_by, strategy
+from ..strategies.registry import chosen_by, decided_by
 from ..strategies.strategy import Strategy
 from .answer import answer, doubts, judged_sections, remarks
 
@@ -29,6 +29,7 @@ OBJECTIVES = {
     "exchange_s": ("the exchanges of a layer take", "s"),
     "layer_s": ("attention and exchanges of a layer take", "s"),
     "busiest_cost": ("the busiest port carries, in copies inside a node,", ".1f"),
+    "rows_sent": ("rows that travel, of all to other devices,", "%"),
     "moe_s": ("MoE layers take, per step,", "s"),
     "balance": ("busiest device over the mean, all fitted loads together,", ".4f"),
     "step_balance": ("busiest device over the mean, mean over the fitted steps,", ".4f"),
@@ -64,8 +65,8 @@ def show_report(plan: Plan, path: Path, console: Console, *, verbose: bool = Fal
 
 def plan_sections(plan: Plan, width: int = 100) -> list[Section]:
     """The document of a plan."""
-    sections = [Section("Answer", (Text.of(answer(plan), _about(plan)),))]
     strategies = _strategies(plan)
+    sections = [Section("Answer", (Text.of(answer(plan), _about(plan)),))]
     if plan.evaluation is not None and plan.verdict is not None:
         part, counted = plan.evaluation.judging, [name for name in METRICS if name not in SECONDS]
         table = next(filter(None, (one.table(plan, part) for one in strategies)), None)
@@ -84,8 +85,7 @@ def plan_sections(plan: Plan, width: int = 100) -> list[Section]:
 
 def _strategies(plan: Plan) -> list[Strategy]:
     """Strategies that decided the plan: first those that chose among others, then the rest, the last first."""
-    decided = [strategy(name) for name in plan.strategies if name in STRATEGIES]
-    return [*reversed(chosen_by(plan)), *reversed(decided)]
+    return [*reversed(chosen_by(plan)), *reversed(decided_by(plan))]
 
 
 def _about(plan: Plan) -> str:

@@ -50,6 +50,12 @@ def strategy(name: str) -> "Strategy":
     return chosen
 
 
+def decided_by(plan: "Plan") -> "list[Strategy]":
+    """The known strategies of a plan in the order they decided."""
+    names = [name for name in plan.strategies if name in STRATEGIES]
+    return [strategy(name).deciding(plan.decisions.names) for name in names]
+
+
 def chosen_by(plan: "Plan") -> "list[Strategy]":
     """The strategies that chose among others, as auto does, and left their record."""
     return [strategy(key) for key in plan.options if key in STRATEGIES]

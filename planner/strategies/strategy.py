@@ -1,6 +1,6 @@
 """Protocol of a strategy: its decision, its rivals, its recheck and its screen."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -58,6 +58,8 @@ class Strategy:
 
     name: ClassVar[str]
     decides: ClassVar[str] = ""  #: Key of its decision in a plan; empty: it chooses among other strategies
+    #: What certify leaves unchecked of its plans without an evaluation
+    unjudged: ClassVar[str] = "decisions, objective and bound: the plan has no evaluation to recompute"
     #: Dispatch models it makes sense under, the default first
     dispatch_models: ClassVar[tuple[DispatchModel, ...]] = ("standard",)
     beside: ClassVar[frozenset[str]] = frozenset()  #: Decisions that its base (`--on`) may hold
@@ -71,6 +73,10 @@ class Strategy:
     moves_samples: ClassVar[bool] = False  #: Samples may be re-homed, and are counted one by one
     uses: ClassVar[frozenset[str]] = frozenset({"decode", "prefill", "training"})  #: What it can serve
     by_loads: ClassVar[bool] = False  #: The loads of experts are enough, as a trace in count form has them
+
+    def deciding(self, decisions: Collection[str]) -> "Strategy":
+        """The strategy as it decides one of these kinds, where it can decide several."""
+        return self
 
     def check(self, task: "Task") -> None:
         """Refuse a task that cannot be solved, before anything is read."""
@@ -157,6 +163,10 @@ class Strategy:
 
     def apply_flags(self, plan: Plan) -> str:
         """Flags of `moeplan apply` that carry the plan out as was asked for."""
+        return ""
+
+    def answer(self, plan: Plan) -> str:
+        """The answer of a plan that is not judged by its evaluation; empty for others."""
         return ""
 
     def remarks(self, plan: Plan, part: Part) -> Iterator[str]:

@@ -4,7 +4,7 @@
 Legend: I samples; L MoE layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ....runtime.decisions import DispatchModel
@@ -18,7 +18,7 @@ from ...params import Params
 from ...task import Task
 from ..netmoe.policy import TRIED, fitted_predictor
 from ..netmoe.strategy import Netmoe, policy_of
-from ..strategy import Solution
+from ..strategy import Solution, Strategy
 from . import LuffyParams
 from .law import law_for
 from .recheck import recheck
@@ -32,6 +32,16 @@ class Luffy(Netmoe):
     recheck = staticmethod(recheck)
     remarks = staticmethod(remarks)
     sections = staticmethod(sections)
+
+    def deciding(self, decisions: Collection[str]) -> Strategy:
+        """What condenses rows where that is asked for."""
+        from .condensation import STRATEGY as CONDENSES
+
+        return CONDENSES if CONDENSES.decides in decisions else self
+
+    def check(self, task: Task) -> None:
+        """Refuse flags of what is not decided."""
+        LuffyParams.of(task.params).refuse_mixed()
 
     def pads(self, task: Task) -> bool:
         """As asked for."""

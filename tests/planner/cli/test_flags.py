@@ -27,7 +27,13 @@ from moeplan.traces.schema import PHASES
 
 FLAGS = [(name, field, one) for name, row in STRATEGIES.items() for field, one in flags_of(row.params)]
 NAMED = [f"{name} --{field}" for name, field, _ in FLAGS]
-TEXTS: dict[str, tuple[str, Any]] = {"redundant": ("4", 4), "dead": ("1", (1,)), "pins": ("3@1", ((3, 1),))}
+TEXTS: dict[str, tuple[str, Any]] = {
+    "redundant": ("4", 4),
+    "dead": ("1", (1,)),
+    "pins": ("3@1", ((3, 1),)),
+    "condense_schedule": ("0.5", 0.5),
+    "condense_history": ("0.8:0.2", (0.8, 0.2)),
+}
 BESIDE = {"backend": ("--method", "ilp")}  # without which a flag makes no sense
 
 
@@ -77,6 +83,8 @@ def values_of(hint: Any, one: Flag) -> tuple[list[str], Any]:
     kind = next((kind for kind in get_args(hint) if kind is not type(None)), hint)
     if kind is bool:
         return [], True
+    if kind in (str, Path):
+        return ["some"], kind("some")
     number = kind((one.at_least or one.above or 0) + 1)
     number = number if one.at_most is None or number <= one.at_most else kind(one.at_most)
     return [str(number)], number

@@ -1,0 +1,134 @@
+"""Condensed rows of the embedded model on text it never saw: saved beside what they cost, and rivals.
+
+Samples of 256 bytes; 16 of them on each device, or 8 where a part is half of the text.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from moeplan.planner.demo.text import other_text, record_embedded, record_text
+from moeplan.planner.evaluate.journey import today
+from moeplan.planner.evaluate.scene import Scene
+from moeplan.planner.evaluate.splits import index_units
+from moeplan.planner.evaluate.step_size import StepSize
+from moeplan.planner.request import Request
+from moeplan.planner.solve import solve
+from moeplan.planner.strategies.luffy.folding import EXACT, Gate, History, Star, Way
+from moeplan.planner.strategies.luffy.measured import EMBEDDED, Judged, Measured, Step, measured
+from moeplan.profilers.cluster import Cluster
+from moeplan.traces.reader import open_trace
+
+from ..study import Row, Settings, Study
+
+LENGTH = 256
+BITS, ERROR = "bits per byte above all rows", "layer error, %"
+COPIES = "1x16"
+
+
+@cache
+def _recorded() -> Path:
+    """The folder of the text and its trace."""
+    folder = Path(tempfile.mkdtemp())
+    text = f"{record_text()}\n\n{other_text()}"
+    (folder / "text.txt").write_text(text, encoding="utf-8")
+    record_embedded(text, folder / "trace", sample_tokens=LENGTH, weights=True)
+    return folder
+
+
+@cache
+def _parts(cluster: str) -> tuple[Measured, Judged, Measured]:
+    """The model on all of the text, what it loses as it is, and the model on the half that gains are taken from."""
+    trace = open_trace(_recorded() / "trace")
+    index, shape = index_units(trace), Cluster.parse(cluster)
+    every = np.ones(len(index.unit_ids), np.bool_)
+    number = len(every) // 16 * 16 if cluster == COPIES else 8 * shape.num_devices
+    fitted = index.fitted(seed=0, fraction=0.5)
+    scene = Scene.of(trace, index, [fitted, every], shape, size=StepSize("samples", number))
+    half, whole = measured(scene, today(trace.model, shape).journey, EMBEDDED, _recorded() / "text.txt")
+    if cluster == COPIES:  # an expert on each device, and tokens on none of these, so that every copy travels
+        whole = Measured(whole._model, whole._layers, [_apart(step) for step in whole._steps])
+    return whole, whole.judge(EXACT), half
+
+
+def _apart(step: Step) -> Step:
+    home = torch.full_like(step.seats.home, -1)
+    device = torch.arange(len(step.place)).repeat_interleave(step.tokens.shape[1]) // 16
+    return replace(step, seats=replace(step.seats, home=home, step=device))
+
+
+def _ways(cluster: str, settings: Settings) -> list[tuple[str, Way]]:
+    gains = _parts(cluster)[2].gains(16)
+    gates = [Way(f"gates, tau {tau}", Gate(tau, gains)) for tau in (0.04, 0.06, 0.08, 0.12)]
+    plain = [Way(f"gates without gains, tau {tau}", Gate(tau)) for tau in (0.15, 0.2, 0.3)]
+    stars = [Way(f"paper's star, cosine {h}", Star(h), medoid=True) for h in (0.95, 0.9, 0.8)]
+    others = [
+        Way("gates, the kept row as it is, tau 0.06", Gate(0.06, gains), medoid=True),
+        Way("paper's history 0.9:0.3, cosine 0.8", History(0.8, 0.9, 0.3), medoid=True),
+        Way("fp8 rows", fp8=True),
+        Way("fp8 rows and gates, tau 0.04", Gate(0.04, gains), fp8=True),
+        *(Way(f"second experts below {gate} dropped", drop=gate) for gate in (0.2, 0.3, 0.4)),
+    ]
+    return [(cluster, way) for way in (gates[:1] if settings.quick else [*gates, *plain, *stars, *others])]
+
+
+def _rows(instance: tuple[str, Way]) -> Iterator[Row]:
+    cluster, way = instance
+    whole, exact, _ = _parts(cluster)
+    judged = whole.judge(way)
+    rise, low, high = judged.rise(exact, 0)
+    saved = judged.counted.saved()
+    more = {"bits": rise, "from": low, "to": high, ERROR: judged.error(0)[0]}
+    more["bytes of bf16, %"] = (1 - saved) * way.row_bytes(128, 2) / 256
+    yield Row("copies" if cluster == COPIES else cluster, way.name, quality=saved, more=more)
+
+
+def _budget(most: float) -> Iterator[Row]:
+    folder = _recorded()
+    for method in ("joint", "paper"):
+        request = Request.of(
+            strategy="luffy",
+            trace=str(folder / "trace"),
+            cluster=Cluster.parse("2x4"),
+            samples_per_step=64,
+            condense_loss=most,
+            model=EMBEDDED,
+            text=folder / "text.txt",
+            method=method,
+        )
+        part = solve(request).options["condensation"]["held_out"]
+        ours = part["ways"][0]
+        more = {"bits": ours["bits"]["value"], "from": ours["bits"]["low"], "to": ours["bits"]["high"]}
+        name = "gates" if method == "joint" else "paper's star"
+        yield Row(f"{most} bits", name, quality=ours["rows_saved"], more=more)
+
+
+STUDIES = (
+    Study(
+        title="Rows saved and what they cost",
+        quality="rows saved, %",
+        note="Rows to other devices that do not travel, and the loss above all rows, with its interval over samples, on"
+        " 2x4. bf16 rows are 256 B; fp8 rows 128 B and a scale of 4 B, both ways.",
+        instances=lambda settings: _ways("2x4", settings),
+        rows=_rows,
+    ),
+    Study(
+        title="Copies saved and what they cost",
+        quality="copies saved, %",
+        note="The same for token-expert copies, each expert on a device of its own and no token beside one.",
+        instances=lambda settings: _ways(COPIES, settings),
+        rows=_rows,
+    ),
+    Study(
+        title="Thresholds chosen for a budget",
+        quality="rows saved, %",
+        note="Rows saved, and the loss on the half of the text that did not choose the threshold.",
+        instances=lambda settings: [0.01] if settings.quick else [0.005, 0.01, 0.02],
+        rows=_budget,
+    ),
+)

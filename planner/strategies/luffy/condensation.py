@@ -1,0 +1,264 @@
+"""LUFFY's other half: rows that need not travel, since one that is near stands for them. Results change.
+
+What is known of the price depends on what is there: hidden states beside the trace tell the rows, the model its loss.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from ....errors import UsageError
+from ....files import sha256_file
+from ....runtime.decisions import CondensationDecision
+from ....runtime.plan import Metric
+from ....solvers.outcome import Objective, Outcome
+from ....traces.embeddings import Embeddings
+from ...evaluate.journey import Journey, journey_of, today
+from ...options import CondensationOptions, CondensedPart, WayRecord
+from ...solve import Made, decide
+from ...task import Task
+from ..strategy import Solution, Strategy
+from . import LuffyParams
+from .condensation_sections import answer, sections
+from .folding import EXACT, Counted, Gains, Gate, History, Star, Way, reach
+from .measured import Judged, Measured, measured
+from .recorded import Recorded, recorded
+from .together import refuse_both
+
+REACHES = 1e-3, 8.0  # between which a threshold is sought: gates times distances are at most 2, times gains a few
+TRIALS = 9
+PAPER = 0.8  # the cosine that the paper trains with
+Part = TypeVar("Part", Recorded, Measured)
+
+
+class Condensation(Strategy):
+    """Rows for another device that are near to one another travel as one."""
+
+    name = "luffy"
+    decides = "condensation"
+    beside = frozenset({"placement", "pipeline", "sample_policy"})  # the last to be refused by figures
+    unjudged = "rows and errors of condensation, which solve alone counts"
+    uses = frozenset({"prefill", "training"})
+    answer = staticmethod(answer)
+    sections = staticmethod(sections)
+
+    def check(self, task: Task) -> None:
+        """Refuse flags of what is not decided."""
+        LuffyParams.of(task.params).refuse_mixed()
+
+    def make(self, task: Task) -> Made:
+        """The plan; what is known of it stands in its options, and no verdict calls it a benefit."""
+        decided = decide(task)
+        return Made(decided.plan, decided.sidecars)
+
+    def solve(self, task: Task) -> Solution:
+        """Choose how near rows must be, and recount what that saves beside its rivals.
+
+        UsageError without hidden states and without a model, beside re-homed samples, and where no threshold keeps what
+        was asked for.
+        """
+        started, params, scene = time.perf_counter(), LuffyParams.of(task.params), task.scene
+        journey = _journey(task)
+        if journey.homes is not None:
+            refuse_both(task, journey, None if params.condense is None else _asked(params, None))
+        if params.model is not None and params.text is not None:
+            task.say(f"running {params.model} on {params.text}")
+            model_parts = measured(scene, journey, params.model, params.text)
+            way, parts = _by_model(task, model_parts)
+        else:
+            embeddings = Embeddings.beside(task.trace)
+            if embeddings is None:
+                raise UsageError(
+                    f"{task.trace.path}: no hidden states beside it, which tell the rows that are near; record with"
+                    " --weights --embeddings all, or give --model and --text"
+                )
+            way, parts = _by_states(task, recorded(scene, journey, embeddings))
+        held_out = parts[1] if len(parts) > 1 else None
+        options = CondensationOptions(
+            evidence="hidden states" if params.model is None else "model",
+            model=params.model,
+            text_sha256=None if params.text is None else sha256_file(params.text),
+            most_bits=params.condense_loss,
+            most_error=params.condense_error,
+            fit=parts[0],
+            held_out=held_out,
+        )
+        sent = Objective("rows_sent", 1 - parts[0].ways[0].rows_saved, "min")
+        return Solution(_decision(params, way), options, Outcome.of(objective=sent, started=started))
+
+
+def _journey(task: Task) -> Journey:
+    """The way of tokens under the base's decisions, rows aside."""
+    if (base := task.base) is None or not base.decisions.names:
+        return today(task.model, task.request.cluster).journey
+    on = task.request.on
+    assert on is not None
+    return journey_of(base, lambda file: file.read(on.parent))
+
+
+def _decision(params: LuffyParams, way: Way) -> CondensationDecision:
+    """The decision of a way, under the schedule asked for."""
+    asked, rule = params.condense_schedule, way.cluster
+    star, paper = isinstance(rule, Star), asked == "paper"
+    return CondensationDecision(
+        criterion="star" if star else "gate",
+        tau=rule.tau if isinstance(rule, Gate) else None,
+        gains=rule.gains if isinstance(rule, Gate) else None,
+        threshold=rule.threshold if isinstance(rule, Star) and not paper else None,
+        h_max=rule.threshold if isinstance(rule, Star) and paper else None,
+        schedule="fixed" if asked is None else "paper" if paper else "share",
+        target=asked if isinstance(asked, float) else None,
+        medoid=way.medoid,
+    )
+
+
+def _by_states(task: Task, parts: list[Recorded]) -> tuple[Way, list[CondensedPart]]:
+    """The plan's way and what hidden states say of it and its rivals."""
+    params = LuffyParams.of(task.params)
+    assert params.condense is not None
+    way = _asked(params, None)
+    ways = [way, *_equals(task, way, parts[0].count), *_papers(params)]
+    return way, [
+        _part(task, number, [(one, part.count(one), None) for one in ways]) for number, part in enumerate(parts)
+    ]
+
+
+def _by_model(task: Task, parts: list[Measured]) -> tuple[Way, list[CondensedPart]]:
+    """The plan's way and what the model says of it and its rivals."""
+    params, fit, seed = LuffyParams.of(task.params), parts[0], task.request.seed
+    exact = fit.judge(EXACT)
+    way = _asked(params, fit.gains(task.model.num_experts) if params.method == "joint" else None)
+    if params.condense is None:
+        task.say("choosing how near rows must be on the fitted samples")
+        by_loss = params.condense_loss is not None
+        most = params.condense_loss if by_loss else params.condense_error
+        assert most is not None
+
+        def cost(to: float) -> float:
+            judged = fit.judge(reach(way, to))
+            return judged.rise(exact, seed)[0] if by_loss else judged.error(seed)[0]
+
+        if (to := _furthest(cost, most)) is None:
+            raise UsageError(
+                f"--condense-{'loss' if by_loss else 'error'} {most:g}: no rows can be condensed within it; give more,"
+                " or leave rows as they are"
+            )
+        way = reach(way, to)
+    learned = 1 - exact.loss / math.log2(exact.vocabulary)  # the fall of the loss from that of a guess
+    literal = 1 / (1 + math.exp(learned))
+    rivals = [replace(way, name="plan + fp8", fp8=True), Way("fp8 rows alone", fp8=True)]
+    rivals += _equals(task, way, fit.count)
+    rivals += [
+        *_papers(params),
+        *(_star(f"Eq. 2 {name}", h) for name, h in (("literal", literal), ("corrected", 2 * literal))),
+    ]
+    task.say("running the model the plan's way and its rivals'")
+    found = []
+    for number, part in enumerate(parts):
+        as_is = exact if part is fit else part.judge(EXACT)
+        rows = [(one, judged.counted, judged) for one in (way, *rivals) for judged in (part.judge(one),)]
+        found.append(_part(task, number, rows, as_is))
+    return way, found
+
+
+def _asked(params: LuffyParams, gains: Gains | None) -> Way:
+    """The rule asked for, with the reach asked for or some."""
+    if params.method == "paper":
+        return _star("plan", PAPER if params.condense is None else params.condense)
+    return Way("plan", Gate(1.0 if params.condense is None else params.condense, gains), medoid=params.medoid)
+
+
+def _star(name: str, threshold: float) -> Way:
+    return Way(f"{name}, cosine {threshold:.2f}" if name != "plan" else name, Star(threshold), medoid=True)
+
+
+def _papers(params: LuffyParams) -> Iterator[Way]:
+    """The paper's own threshold, and its history rule."""
+    yield _star("paper", PAPER)
+    s1, s2 = params.condense_history
+    yield Way(f"paper, history {s1:g}:{s2:g}", History(PAPER, s1, s2), medoid=True)
+
+
+def _equals(task: Task, way: Way, count: Callable[[Way], Counted]) -> list[Way]:
+    """Rivals that save as many rows as the plan on the fitted samples: another rule, and second experts left out."""
+    saved = count(way).saved()
+    task.say("rivals of equal rows")
+    other = (
+        Way("gates, as many rows", Gate(1.0)) if isinstance(way.cluster, Star) else _star("paper, as many rows", 0.5)
+    )
+    rows = list[Way]()
+    if saved and (to := _furthest(lambda to: count(reach(other, to)).saved(), saved)) is not None:
+        other = reach(other, to)
+        rows.append(_star("paper, as many rows", other.cluster.threshold) if isinstance(other.cluster, Star) else other)
+    if saved and task.model.top_k > 1:
+        gate = _furthest(lambda gate: count(Way("dropped", drop=gate)).saved(), saved, (1e-3, 1.0))
+        if gate is not None:
+            rows.append(Way(f"second experts dropped below {gate:.2f}", drop=gate))
+    return rows
+
+
+def _furthest(cost: Callable[[float], float], most: float, between: tuple[float, float] = REACHES) -> float | None:
+    """The furthest of some reaches whose cost, which rises with it, is at most so much; None: not the first one."""
+    low, high = between
+    if cost(high) <= most:
+        return high
+    best = None
+    for _ in range(TRIALS):
+        middle = math.sqrt(low * high)
+        if cost(middle) <= most:
+            best = low = middle
+        else:
+            high = middle
+    return best
+
+
+def _part(
+    task: Task, number: int, rows: Sequence[tuple[Way, Counted, Judged | None]], exact: Judged | None = None
+) -> CondensedPart:
+    """The record of a part."""
+    cohort, seed, model = task.scene.cohorts[number], task.request.seed, task.model
+    ways = list[WayRecord]()
+    for way, counted, judged in rows:
+        saved, sizes = counted.saved(), (model.hidden_size, model.dtype_bytes)
+        of_bytes = None
+        if sizes[0] is not None and sizes[1] is not None:
+            of_bytes = 1 - (1 - saved) * way.row_bytes(sizes[0], sizes[1]) / (sizes[0] * sizes[1])
+        of_bits = None if judged is None or exact is None else _metric(judged.rise(exact, seed))
+        ways.append(
+            WayRecord(
+                name=way.name,
+                rows_saved=saved,
+                far_saved=counted.saved("far_rows", "far_sent"),
+                bytes_saved=of_bytes,
+                pairs_saved=counted.saved("pairs", "computed"),
+                layers_saved=tuple(counted.saved(layer=layer) for layer in range(len(counted.layers))),
+                error=None if judged is None else _metric(judged.error(seed)),
+                bits=of_bits,
+            )
+        )
+    return CondensedPart(
+        num_samples=len(cohort.unit_ids) - cohort.dropped,
+        num_steps=cohort.num_steps,
+        tokens_per_step=_tokens_per_step(task, number),
+        rows_per_step=rows[0][1].all["rows"] / cohort.num_steps,
+        loss_bits=None if exact is None else exact.loss,
+        ways=tuple(ways),
+    )
+
+
+def _tokens_per_step(task: Task, number: int) -> float:
+    """Tokens of a step, not scaled up in a part of less than one: tokens that are not there are near none."""
+    cohort = task.scene.cohorts[number]
+    if cohort.step is None:
+        return cohort.tokens_per_step
+    return float(cohort.unit_tokens[cohort.step >= 0].sum()) / cohort.num_steps
+
+
+def _metric(value_low_high: tuple[float, float, float]) -> Metric:
+    value, low, high = value_low_high
+    return Metric(value=value, low=low, high=high)
+
+
+STRATEGY = Condensation()

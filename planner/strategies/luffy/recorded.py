@@ -1,0 +1,74 @@
+"""Rows that condensing saves on a recorded trace with its hidden states; the error is not known there.
+
+Legend: T tokens; L MoE layers; K experts per token.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....errors import UsageError
+from ....solvers.arrays import Ints
+from ....traces.embeddings import KEYS, Embeddings
+from ....traces.reader import Trace
+from ...evaluate.journey import Journey
+from ...evaluate.replay import choosers
+from ...evaluate.scene import Scene
+from .folding import Counted, Seats, Way, numbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recorded:
+    """The tokens of one part of a trace in complete steps, with their hidden states."""
+
+    embeddings: Embeddings
+    places: Ints  #: Of each token among all hidden states
+    ids: Tensor  #: int64 `[T, L, K]`
+    weights: Tensor  #: float32 `[T, L, K]`
+    seats: Seats
+    unit: Ints  #: Of each token, by its place in the part
+
+    def count(self, way: Way) -> Counted:
+        """The rows of a way."""
+        counted = Counted()
+        for layer in range(self.ids.shape[1]):
+            x_TM = torch.from_numpy(self.embeddings.layer(layer, self.places)).float()
+            rows, weight_TK = way.rows(layer, self.ids[:, layer], self.weights[:, layer], self.seats)
+            counted.add(layer, rows.counted(way.stands(layer, rows, x_TM, weight_TK)))
+        return counted
+
+
+def recorded(scene: Scene, journey: Journey, embeddings: Embeddings) -> list[Recorded]:
+    """The parts of a scene; UsageError where gate weights were not recorded."""
+    trace, parts = scene.source, list[Recorded]()
+    assert isinstance(trace, Trace)
+    if not trace.has_weights:
+        raise UsageError(f"{trace.path}: no gate weights, which weigh rows; record with --weights --embeddings all")
+    shape = scene.cluster.num_devices, scene.cluster.devices_per_node
+    for cohort, ((choose, _),) in zip(scene.cohorts, choosers(trace, scene, [journey]), strict=True):
+        columns = defaultdict[str, list[Any]](list)
+        for batch, unit_T in scene.index.batches(trace, scene.phases or None, weights=True):
+            assert batch.weights is not None
+            at = cohort.locate(batch, unit_T)
+            ids_TLK, kept_T = batch.ids[at.rows], at.step >= 0
+            device = [choose(layer, ids_TLK[:, layer], at.home, at) for layer in range(ids_TLK.shape[1])]
+            of_all = {name: column[at.rows] for name in KEYS if (column := getattr(batch, name)) is not None}
+            of_all |= {"ids": ids_TLK, "weights": batch.weights[at.rows], "device": np.stack(device, axis=1)}
+            of_all |= {"unit": at.unit, "home": at.home, "at": np.append(cohort.step_of_row, -1)[at.step]}
+            for name, column in of_all.items():
+                columns[name].append(column[kept_T])
+        whole = {name: np.concatenate(of) for name, of in columns.items()}
+        seats = Seats(numbers(whole["home"]), numbers(whole["at"]), shape, _looked_up(numbers(whole["device"])))
+        weights = torch.from_numpy(whole["weights"].astype(np.float32))
+        parts.append(
+            Recorded(embeddings, embeddings.places(whole), numbers(whole["ids"]), weights, seats, whole["unit"])
+        )
+    return parts
+
+
+def _looked_up(device_TLK: Tensor) -> Any:
+    return lambda layer, _: device_TLK[:, layer]
