@@ -18,7 +18,9 @@ NARROWEST = 0.8  # of the widest block of a batch, whose rows the others are pad
 NARROWEST_CUDA = 0.3  # to start a batch takes longer there than padding
 MOST_PAIRS = 2**20  # of a batch; 64 times as many on a GPU
 
-Cover = Callable[[Tensor], Tensor]  # serves [B, w, w] -> the row that stands for each, [B, w]
+# The row that stands for each, [B, w], by how much more each could be apart from each and still serve it [B, w, w]:
+# negative where it does not serve it.
+Cover = Callable[[Tensor], Tensor]
 
 
 @torch.no_grad()
@@ -45,12 +47,12 @@ def clusters(copies: Copies, x_TM: Tensor, share_nK: Tensor, reach_n: Tensor, co
         u_TM = functional.normalize(x_TM.float(), dim=1)
         for place_Bw, real_Bw in _batches(*_grouped(copies, reach_n)):
             u_BwM = u_TM[copies.row[place_Bw]]
-            reach_Bww = reach_n[place_Bw].float().where(real_Bw, -1)[:, None, :]
+            room_Bww = (u_BwM @ u_BwM.mT).mul_(-2).add_(2).clamp_(min=0).sqrt_().neg_()  # reach - d: (1)
             if share_nK.shape[1] > 1:
-                reach_Bww = reach_Bww - _apart(share_nK[place_Bw].float()) / 2
-            least_Bww = (1 - reach_Bww.square() / 2).where(reach_Bww >= 0, torch.inf)
-            serves_Bww = (u_BwM @ u_BwM.mT >= least_Bww).logical_and_(real_Bw[:, :, None])  # (1), squared
-            stands_n[place_Bw[real_Bw]] = place_Bw.gather(1, cover(serves_Bww))[real_Bw]
+                room_Bww.sub_(_apart(share_nK[place_Bw].float()), alpha=0.5)
+            room_Bww.add_(reach_n[place_Bw].float().where(real_Bw, -torch.inf)[:, None, :])
+            room_Bww.masked_fill_(~real_Bw[:, :, None], -torch.inf)
+            stands_n[place_Bw[real_Bw]] = place_Bw.gather(1, cover(room_Bww))[real_Bw]
     return stands_n
 
 
@@ -129,13 +131,21 @@ def rounds(serves_Bww: Tensor) -> Tensor:
     return torch.empty_like(first_Bw).scatter_(1, order_Bw, first_Bw)
 
 
-def priority(serves_Bww: Tensor) -> Tensor:
-    """The priority cover, as is fastest where the rows are."""
-    return sequential(serves_Bww) if serves_Bww.device.type == "cpu" else rounds(serves_Bww)
+def nearest(room_Bww: Tensor, first_Bw: Tensor) -> Tensor:
+    """The nearest row that a cover keeps and that serves each, not the first: as many travel, with less error."""
+    kept_Bw = first_Bw == torch.arange(first_Bw.shape[1], device=first_Bw.device)
+    nearest_Bw = room_Bww.masked_fill(~kept_Bw[:, :, None], -torch.inf).argmax(1)
+    return first_Bw.where(kept_Bw, nearest_Bw)
 
 
-def star(serves_Bww: Tensor) -> Tensor:
+def priority(room_Bww: Tensor) -> Tensor:
+    """The priority cover, found as is fastest where the rows are, each row with the nearest that is kept."""
+    cover = sequential if room_Bww.device.type == "cpu" else rounds
+    return nearest(room_Bww, cover(room_Bww >= 0))
+
+
+def star(room_Bww: Tensor) -> Tensor:
     """The paper's cover, one row after another; hundreds of dependent steps, on the host."""
     from ...solvers.cover import star_cover
 
-    return torch.from_numpy(star_cover(serves_Bww.cpu().numpy())).to(serves_Bww.device)
+    return torch.from_numpy(star_cover((room_Bww >= 0).cpu().numpy())).to(room_Bww.device)

@@ -28,7 +28,7 @@ CASES: dict[str, tuple[Case, dict[str, Any]]] = {
     "chunks": (replace(PLAIN, forward=(2, 3, 1), backward=(1, 2, 4), seed=31), {"tau": 0.3}),
     "medoid in chunks": (replace(PLAIN, forward=(3, 1, 2), seed=32), {"tau": 0.25, "medoid": True}),
     "replicas": (replace(PLAIN, slots=(3, 4, 2, 3), seed=33), {"tau": 0.35}),
-    "four experts a token": (replace(PLAIN, top_k=4, slots=(4, 1, 1, 2), seed=34), {"tau": 0.31}),
+    "four experts a token": (replace(PLAIN, top_k=4, slots=(4, 1, 1, 2), seed=34), {"tau": 0.32}),
     "gains": (replace(PLAIN, seed=35), {"tau": 0.3, "gains": GAINS}),
     "star": (replace(PLAIN, seed=36), {"criterion": "star", "threshold": 0.8}),
     "one expert a token": (replace(PLAIN, top_k=1, seed=39), {"tau": 0.4}),

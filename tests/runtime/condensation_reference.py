@@ -94,6 +94,10 @@ class CondensedExperts(nn.Module):
             members = [kept, *(i for i in serves[kept] if i in left)]
             clusters.append(members)
             left -= set(members)
+        if not self.cosine:  # as many are kept, each row with the nearest of them
+            keep = [members[0] for members in clusters]
+            near = {i: min((cost[j, i], j) for j in keep if i in serves[j])[1] for i in set(tokens).difference(keep)}
+            clusters = [[j, *(i for i in tokens if near.get(i) == j)] for j in keep]
         return clusters
 
     @property

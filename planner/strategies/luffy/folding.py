@@ -139,7 +139,8 @@ class History:
                     alike_ww = torch.where(known_ww, met_ww & (guess_ww > self.s1), alike_ww)
                     self.computed[0] += int((~known_ww).triu(1).sum())
                     self.computed[1] += len(place_w) * (len(place_w) - 1) // 2
-                stands_n[place_w] = place_w[star(alike_ww.fill_diagonal_(True)[None])[0]]
+                room_ww = torch.where(alike_ww.fill_diagonal_(True), 0.0, -1.0)
+                stands_n[place_w] = place_w[star(room_ww[None])[0]]
         return stands_n
 
 

@@ -84,7 +84,7 @@ def test_rows_saved_are_those_of_a_recount_from_the_hidden_states(trace: Trace, 
     assert "benefit" not in said(plan)
 
 
-@pytest.mark.parametrize("settings", [{"condense": 0.0517}, {"condense": 0.0517, "medoid": True}])
+@pytest.mark.parametrize("settings", [{"condense": 0.0523}, {"condense": 0.0523, "medoid": True}])
 def test_loss_error_and_rows_are_those_of_an_emulation(trace: Trace, text: Path, settings: dict[str, Any]) -> None:
     plan = planned(trace, "luffy", fit_fraction=1.0, model="embedded", text=text, **settings)
     decision, part = plan.decisions.condensation, plan.options["condensation"]["fit"]
