@@ -4,7 +4,7 @@ Legend: E experts; D ranks.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -91,6 +91,14 @@ class Condensation:
         self.saved = sum(saved_D) / sum(rows_D) if sum(rows_D) else None
         if math.isfinite(mean := sum(losses) / len(losses)):
             self._follow(round(mean * 2**LOSS_DIGITS) / 2**LOSS_DIGITS)
+
+    def state_dict(self) -> dict[str, float | None]:
+        """State between two steps, from which the schedule goes on as it would have; the same on all ranks."""
+        return {"tau": self.tau, "first_loss": self._first_loss}
+
+    def load_state_dict(self, state: Mapping[str, float | None]) -> None:
+        """Go on from a state."""
+        self.tau, self._first_loss = state["tau"], state["first_loss"]
 
     def _follow(self, loss: float) -> None:
         decision = self.decision

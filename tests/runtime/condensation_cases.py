@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
+from moeplan.runtime.condensation import Condensation
 from moeplan.runtime.decisions import CondensationDecision
 from moeplan.runtime.engine.traffic import Traffic
 from moeplan.runtime.expert_parallel import ExpertParallelModel
@@ -180,9 +181,13 @@ def _trained(rank: int, decided: dict[str, Any]) -> Trained:
         optimizer.step()
         optimizer.zero_grad()
         model.condensation.step(loss)
+        answer.saved.append(model.condensation.saved)
+        if step == STEPS // 2:  # as in a run that resumes
+            kept, decision = model.condensation.state_dict(), model.condensation.decision
+            model.condensation = Condensation(decision, model.blocks, model.condensation.group)
+            model.condensation.load_state_dict(kept)
         answer.losses.append(loss.item())
         answer.tau.append(model.condensation.tau)
-        answer.saved.append(model.condensation.saved)
     answer.state = full_state_dict(loop)
     return answer
 
