@@ -5,7 +5,7 @@ SOURCES := $(shell find . -path ./.venv -prune -o \( -name '*.py' -o -name '*.sa
 	-o -name '*.txt' -o -name '*.json' -o -name '*.json.gz' -o -name '*.xz' -o -name NOTICE \) -print | grep -E '^\./(errors|files|__init__)\.py$$|^\./(planner|profilers|runtime|solvers|traces)/')
 
 .PHONY: demo test test-engines check bench clean
-demo: .venv/installed
+demo: .venv/compiled
 	@rm -rf moeplan-demo
 	@$(BIN) -m moeplan.planner.cli demo -o moeplan-demo
 
@@ -53,4 +53,11 @@ clean:
 	rm -rf build *.egg-info
 	.venv/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation .
 	rm -rf build *.egg-info
+	touch $@
+
+# The solvers' inner loops, kept beside them: numba sees a change of their own file, none of another that they call.
+.venv/compiled: $(shell find solvers -name '*.py') .venv/ready | .venv/installed
+	@echo "compiling the solvers' inner loops: about a minute on 2 cores, once"
+	find .venv/lib -path '*/moeplan/*' -name '*.nb[ci]' -delete
+	$(BIN) -c "from moeplan.planner.demo.job import compile_solvers; compile_solvers()"
 	touch $@

@@ -219,9 +219,11 @@ def _print(profile: "Profile", notes: Sequence[str], path: Path, picture: Sequen
             " things out with; record your own model before you plan for it"
         )
     flag = "" if path == Path("profile.json") else f" --profile {path}"
-    recording = [] if Path("traces").exists() else ["trace record MODEL --text FILE"]
-    for word, step in zip(("next", "then"), (*recording, f"solve{flag}"), strict=False):
-        print(f"{word}: moeplan {step}")
+    if not Path("traces").exists():
+        print(
+            "next: moeplan trace record MODEL --text FILE, unless you have a trace (solve --trace) or counts (import)"
+        )
+    print(f"{'next' if Path('traces').exists() else 'then'}: moeplan solve{flag}")
 
 
 def _record_embedded() -> str | None:

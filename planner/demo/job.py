@@ -114,23 +114,23 @@ class BlockOfModel(RoutedBlock):
     """
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """From 4,096 to 16,384 token-expert pairs of a device."""
+        """From 2,048 to 8,192 token-expert pairs of a device: those of a chunk's busiest device, and of a layer's."""
         config = ModelConfig()
         shape = {
             "experts": config.num_experts // CLUSTER.num_devices,
             "hidden": config.hidden_size,
             "ffn": timed_ffn(config.ffn_size),
         }
-        return [{"tokens": 2**power, **shape} for power in (12, 13, 14)]
+        return [{"tokens": 2**power, **shape} for power in (11, 12, 13)]
 
 
 class ExchangeOfModel(RoutedExchange):
     """The exchanges of some megabytes of a rank, which keeps more than of even ones only where tokens move on."""
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """From 1 to 8 MiB."""
+        """From 1 to 4 MiB: those of a chunk's busiest port, and of a layer's."""
         _, *chosen = ways(world.size)
-        return [{"bytes": 2**power, **way} for power in (20, 22, 23) for way in chosen]
+        return [{"bytes": 2**power, **way} for power in (20, 21, 22) for way in chosen]
 
 
 PREDICTING = (BlockOfModel(), ExchangeOfModel())

@@ -183,11 +183,10 @@ def _turn(verdict: Verdict) -> str:
             way = first / (first - last)
             tokens = small.tokens_per_step * (large.tokens_per_step / small.tokens_per_step) ** way
             rounded = f"{float(f'{tokens:.2g}'):,.0f}"
-            return (
-                f"; certain from about {rounded} tokens per step on"
-                if last >= 0
-                else f"; certain up to about {rounded}"
-            )
+            if last >= 0:
+                return f"; certain from about {rounded} tokens per step on"
+            few = large.share.value >= max(MATTERS, verdict.at_least)
+            return f"; too few steps to be certain above about {rounded}" if few else f"; certain up to about {rounded}"
     return ""
 
 

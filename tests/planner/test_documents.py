@@ -166,6 +166,8 @@ def test_it_pays_from_a_size_on_only_where_the_gain_is_sure() -> None:
     rising = sized(64, 0.0, -0.2), sized(256, 0.3, 0.2)
     assert words(*rising) == "by tokens per step: 0 % at 64, -30.0 % at 256; certain from about 130 tokens per step on"
     assert words(*rising[::-1]).endswith("certain up to about 130")
+    wider = words(sized(64, 0.3, 0.2), sized(256, 0.4, -0.2))  # as much is gained, on fewer steps
+    assert wider.endswith("-40.0 % at 256; too few steps to be certain above about 130")
     assert words(sized(64, 0.02, -0.2), sized(256, 0.3, -0.1)).endswith("-30.0 % at 256")  # never sure
     assert words(*rising, at_least=0.25).endswith("-30.0 % at 256")
     assert words(sized(64, 0.3, None), sized(1024, 0.3, 0.2)).endswith(
