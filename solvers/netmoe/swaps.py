@@ -15,7 +15,6 @@ from ..compiled import compiled, inlined
 
 LEAST_GAIN = 1e-9  # relatively; less is rounding
 MAX_SWEEPS = 8
-MAX_PARTNERS = 256  # of a sample's swaps in its turn, others in its next: cost is linear in samples beyond
 
 
 class Held(NamedTuple):
@@ -92,8 +91,8 @@ def shorten(rows: Floats, device: Ints, group: int, alpha: Floats, beta: Floats,
 
     Notes
     -----
-    A sweep tries I (min(I, 256) + D) candidates, most of which attention alone or one exchange rules out: O(1) each,
-    else O(X G) with G devices a node. A step taken costs I D more.
+    A sweep tries I (I + D) candidates, most of which attention alone or one exchange rules out: O(1) each, else
+    O(X G) with G devices a node. A step taken costs I D more.
     """
     num_exchanges, num_samples, num_devices = rows.shape[0], len(device), rows.shape[2]
     num_nodes = num_devices // group
@@ -119,13 +118,11 @@ def shorten(rows: Floats, device: Ints, group: int, alpha: Floats, beta: Floats,
         np.zeros(3, np.int64),
     )
     time = _fill(ports, device, group) + _count(on, held, device)
-    idle, few = 0, min(num_samples, MAX_PARTNERS)
+    idle = 0
     for turn in range(MAX_SWEEPS * num_samples):
         i, idle = turn % num_samples, idle + 1
         a, best, goal, least = device[i], -1, -1, time * (1 - LEAST_GAIN)
-        first = (turn + turn // num_samples) * few if few < num_samples else 0
-        for place in range(few):
-            j = (first + place) % num_samples
+        for j in range(num_samples):
             if device[j] != a and _fits(on, held, a, device[j], i, j):
                 found = _after(ports, on, held, i, j, a, device[j], least)
                 if found < least:
