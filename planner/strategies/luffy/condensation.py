@@ -22,12 +22,12 @@ from ...task import Task
 from ..strategy import Solution, Strategy
 from . import LuffyParams
 from .condensation_sections import answer, sections
-from .folding import EXACT, Counted, Gains, Gate, History, Star, Way, reach
+from .folding import EXACT, Counted, Gate, History, Star, Way, reach
 from .measured import Judged, Measured, measured
 from .recorded import Recorded, recorded
 from .together import refuse_both
 
-REACHES = 1e-3, 8.0  # between which a threshold is sought: gates times distances are at most 2, times gains a few
+REACHES = 1e-3, 3.0  # between which a threshold is sought: gates times distances are at most 3
 TRIALS = 9
 PAPER = 0.8  # the cosine that the paper trains with
 Part = TypeVar("Part", Recorded, Measured)
@@ -62,7 +62,7 @@ class Condensation(Strategy):
         started, params, scene = time.perf_counter(), LuffyParams.of(task.params), task.scene
         journey = _journey(task)
         if journey.homes is not None:
-            refuse_both(task, journey, None if params.condense is None else _asked(params, None))
+            refuse_both(task, journey, None if params.condense is None else _asked(params))
         if params.model is not None and params.text is not None:
             task.say(f"running {params.model} on {params.text}")
             model_parts = measured(scene, journey, params.model, params.text)
@@ -105,7 +105,6 @@ def _decision(params: LuffyParams, way: Way) -> CondensationDecision:
     return CondensationDecision(
         criterion="star" if star else "gate",
         tau=rule.tau if isinstance(rule, Gate) else None,
-        gains=rule.gains if isinstance(rule, Gate) else None,
         threshold=rule.threshold if isinstance(rule, Star) and not paper else None,
         h_max=rule.threshold if isinstance(rule, Star) and paper else None,
         schedule="fixed" if asked is None else "paper" if paper else "share",
@@ -118,7 +117,7 @@ def _by_states(task: Task, parts: list[Recorded]) -> tuple[Way, list[CondensedPa
     """The plan's way and what hidden states say of it and its rivals."""
     params = LuffyParams.of(task.params)
     assert params.condense is not None
-    way = _asked(params, None)
+    way = _asked(params)
     ways = [way, *_equals(task, way, parts[0].count), *_papers(params)]
     return way, [
         _part(task, number, [(one, part.count(one), None) for one in ways]) for number, part in enumerate(parts)
@@ -129,7 +128,7 @@ def _by_model(task: Task, parts: list[Measured]) -> tuple[Way, list[CondensedPar
     """The plan's way and what the model says of it and its rivals."""
     params, fit, seed = LuffyParams.of(task.params), parts[0], task.request.seed
     exact = fit.judge(EXACT)
-    way = _asked(params, fit.gains(task.model.num_experts) if params.method == "joint" else None)
+    way = _asked(params)
     if params.condense is None:
         task.say("choosing how near rows must be on the fitted samples")
         by_loss = params.condense_loss is not None
@@ -163,11 +162,11 @@ def _by_model(task: Task, parts: list[Measured]) -> tuple[Way, list[CondensedPar
     return way, found
 
 
-def _asked(params: LuffyParams, gains: Gains | None) -> Way:
+def _asked(params: LuffyParams) -> Way:
     """The rule asked for, with the reach asked for or some."""
     if params.method == "paper":
         return _star("plan", PAPER if params.condense is None else params.condense)
-    return Way("plan", Gate(1.0 if params.condense is None else params.condense, gains), medoid=params.medoid)
+    return Way("plan", Gate(1.0 if params.condense is None else params.condense), medoid=params.medoid)
 
 
 def _star(name: str, threshold: float) -> Way:

@@ -34,10 +34,9 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
     rule = f"gate weights times distance at most tau {decision.tau:.4g}" if decision.tau is not None else "cosines"
     if decision.tau is None:
         rule = f"cosines of at least {decision.threshold if decision.h_max is None else decision.h_max:.4g}"
-    times = ", times the experts' gains over the norm of the residual stream" if decision.gains is not None else ""
     what = "the kept row as it is" if decision.medoid else "the mean of the rows"
     lines = (
-        f"rule      {rule}{times}; what travels is {what}; schedule {decision.schedule}",
+        f"rule      {rule}; what travels is {what}; schedule {decision.schedule}",
         f"rows      {part.rows_per_step:,.0f} per step to other devices, all layers, in each of dispatch and combine",
     )
     layers = [f"layer {layer}" for layer in range(len(part.ways[0].layers_saved))]
