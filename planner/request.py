@@ -111,22 +111,25 @@ def profile_for(path: Path | None) -> Path | None:
 def cluster_for(
     text: str | None, profile: Path | None, links: Iterable[str] = (), *, on: Path | None = None
 ) -> Cluster:
-    """The cluster a plan is for: that of the base it is solved `on`, else `NxG` with the profile's links, else its own.
+    """The cluster a plan is for: that of the base it is solved `on`, else `NxG`, else the profile's own.
 
-    The links `KIND=GBps:us` stand in place of the profile's. A base's cluster may be said again, but no other.
+    Its links are the base's, where that has any, else the profile's; without a base `KIND=GBps:us` stand in place of
+    some. A base's cluster may be said again, but no other.
     """
     from ..profilers import profile as profiles
     from ..runtime import plan as plans
 
+    known = None if profile is None else profiles.load(profile).cluster
+    asked, links = known if text is None else Cluster.parse(text), list(links)
     if on is not None:
         based = plans.load(on).cluster
-        if list(links):
-            raise UsageError(f"--link beside {on}, a plan for {based} with its own links; leave it out")
-        if text is not None and str(Cluster.parse(text)) != str(based):
+        if text is not None and str(asked) != str(based):
             raise UsageError(f"--cluster {text} beside {on}, a plan for {based}; leave --cluster out")
-        return based
-    known = None if profile is None else profiles.load(profile).cluster
-    asked = known if text is None else Cluster.parse(text)
+        if links:
+            raise UsageError(f"--link beside {on}, a plan for {based}, whose links are its own; leave it out")
+        if based.links:
+            return based
+        asked = based
     if asked is None:
         raise UsageError("no cluster: there is no profile.json here; run moeplan profile, or give --cluster NxG")
     return dataclasses.replace(asked, links=known.links if known is not None else {}).linked(links)

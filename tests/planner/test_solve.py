@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from moeplan.errors import InputError, UsageError
-from moeplan.planner.request import Request
+from moeplan.planner.request import Request, cluster_for
 from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.description import describe
+from moeplan.profilers.profile import save
 from moeplan.runtime.plan import load
 from tests.planner.makers import planned
 
@@ -21,6 +23,19 @@ def test_every_strategy_plans_for_any_cluster_and_its_plan_survives_the_disk(
 ) -> None:
     plan = planned(make_trace(), strategy, cluster, to=tmp_path / "plan.json")
     assert load(tmp_path / "plan.json") == plan
+
+
+def test_a_base_without_links_takes_those_of_the_profile_and_one_with_links_keeps_them(
+    make_trace: Any, tmp_path: Path
+) -> None:
+    slow, fast = (describe("2x2", [f"intra={rate}:2", f"inter={rate}:9"]) for rate in (50, 400))
+    for name, cluster in (("bare", Cluster.parse("2x2")), ("linked", slow.cluster)):
+        planned(make_trace(), "eplb", cluster, to=tmp_path / f"{name}.json")
+    save(fast, tmp_path / "profile.json")
+    for name, expected in (("bare", fast.cluster), ("linked", slow.cluster)):
+        assert cluster_for(None, tmp_path / "profile.json", on=tmp_path / f"{name}.json") == expected
+        assert cluster_for("2x2", tmp_path / "profile.json", on=tmp_path / f"{name}.json") == expected
+    assert cluster_for(None, None, on=tmp_path / "bare.json") == Cluster.parse("2x2")
 
 
 def test_the_same_seed_gives_the_same_plan_and_another_seed_another_split(make_trace: Any) -> None:
