@@ -22,6 +22,7 @@ from moeplan.planner.solve import solve
 from moeplan.planner.strategies.luffy.folding import EXACT, Gate, History, Star, Way
 from moeplan.planner.strategies.luffy.measured import EMBEDDED, Judged, Measured, Step, measured
 from moeplan.profilers.cluster import Cluster
+from moeplan.runtime.wire import SCALE_BYTES, Wire
 from moeplan.traces.reader import open_trace
 
 from ..study import Row, Settings, Study
@@ -29,6 +30,7 @@ from ..study import Row, Settings, Study
 LENGTH = 256
 BITS, ERROR = "bits per byte above all rows", "layer error, %"
 COPIES = "1x16"
+ROW_BYTES: dict[Wire | None, int] = {None: 128 * 2, "fp8": 128 + SCALE_BYTES}
 
 
 @cache
@@ -70,8 +72,8 @@ def _ways(cluster: str, settings: Settings) -> list[tuple[str, Way]]:
     others = [
         Way("gates, the kept row as it is, tau 0.06", Gate(0.06, gains), medoid=True),
         Way("paper's history 0.9:0.3, cosine 0.8", History(0.8, 0.9, 0.3), medoid=True),
-        Way("fp8 rows", fp8=True),
-        Way("fp8 rows and gates, tau 0.04", Gate(0.04, gains), fp8=True),
+        Way("fp8 rows", wire="fp8"),
+        Way("fp8 rows and gates, tau 0.04", Gate(0.04, gains), wire="fp8"),
         *(Way(f"second experts below {gate} dropped", drop=gate) for gate in (0.2, 0.3, 0.4)),
     ]
     return [(cluster, way) for way in (gates[:1] if settings.quick else [*gates, *plain, *stars, *others])]
@@ -84,7 +86,7 @@ def _rows(instance: tuple[str, Way]) -> Iterator[Row]:
     rise, low, high = judged.rise(exact, 0)
     saved = judged.counted.saved()
     more = {"bits": rise, "from": low, "to": high, ERROR: judged.error(0)[0]}
-    more["bytes of bf16, %"] = (1 - saved) * way.row_bytes(128, 2) / 256
+    more["bytes of bf16, %"] = (1 - saved) * ROW_BYTES[way.wire] / ROW_BYTES[None]
     yield Row("copies" if cluster == COPIES else cluster, way.name, quality=saved, more=more)
 
 

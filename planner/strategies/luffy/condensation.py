@@ -7,12 +7,12 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from ....errors import UsageError
 from ....files import sha256_file
 from ....runtime.decisions import CondensationDecision
 from ....runtime.plan import Metric
+from ....runtime.wire import copy_bytes
 from ....solvers.outcome import Objective, Outcome
 from ....traces.embeddings import Embeddings
 from ...evaluate.journey import Journey, journey_of, today
@@ -30,7 +30,6 @@ from .together import refuse_both
 REACHES = 1e-3, 8.0  # between which a threshold is sought: gates times distances are at most 2, times gains a few
 TRIALS = 9
 PAPER = 0.8  # the cosine that the paper trains with
-Part = TypeVar("Part", Recorded, Measured)
 
 
 class Condensation(Strategy):
@@ -148,7 +147,7 @@ def _by_model(task: Task, parts: list[Measured]) -> tuple[Way, list[CondensedPar
         way = reach(way, to)
     learned = 1 - exact.loss / math.log2(exact.vocabulary)  # the fall of the loss from that of a guess
     literal = 1 / (1 + math.exp(learned))
-    rivals = [replace(way, name="plan + fp8", fp8=True), Way("fp8 rows alone", fp8=True)]
+    rivals = [replace(way, name="plan + fp8", wire="fp8"), Way("fp8 rows alone", wire="fp8")]
     rivals += _equals(task, way, fit.count)
     rivals += [
         *_papers(params),
@@ -221,21 +220,17 @@ def _part(
     cohort, seed, model = task.scene.cohorts[number], task.request.seed, task.model
     ways = list[WayRecord]()
     for way, counted, judged in rows:
-        saved, sizes = counted.saved(), (model.hidden_size, model.dtype_bytes)
-        of_bytes = None
-        if sizes[0] is not None and sizes[1] is not None:
-            of_bytes = 1 - (1 - saved) * way.row_bytes(sizes[0], sizes[1]) / (sizes[0] * sizes[1])
-        of_bits = None if judged is None or exact is None else _metric(judged.rise(exact, seed))
+        saved, as_is, on_wire = counted.saved(), model.copy_bytes, copy_bytes(model, way.wire)
         ways.append(
             WayRecord(
                 name=way.name,
                 rows_saved=saved,
                 far_saved=counted.saved("far_rows", "far_sent"),
-                bytes_saved=of_bytes,
+                bytes_saved=None if as_is is None or on_wire is None else 1 - (1 - saved) * on_wire / as_is,
                 pairs_saved=counted.saved("pairs", "computed"),
                 layers_saved=tuple(counted.saved(layer=layer) for layer in range(len(counted.layers))),
                 error=None if judged is None else _metric(judged.error(seed)),
-                bits=of_bits,
+                bits=None if judged is None or exact is None else _metric(judged.rise(exact, seed)),
             )
         )
     return CondensedPart(

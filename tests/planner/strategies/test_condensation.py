@@ -23,7 +23,7 @@ from moeplan.planner.params import Params
 from moeplan.planner.strategies.luffy import LuffyParams
 from moeplan.planner.strategies.luffy.folding import Gate, Rows, Star
 from moeplan.profilers.cluster import Cluster
-from moeplan.runtime.engine.condenser import Condenser
+from moeplan.runtime.engine.condenser import standing
 from moeplan.runtime.engine.copies import select
 from moeplan.traces.reader import Trace
 from tests.planner.makers import planned, said
@@ -139,10 +139,9 @@ def test_rows_stand_for_others_as_the_runtime_has_it() -> None:
     rows = Rows.of(ids, device, home, torch.zeros_like(home), (4, 2))
     gains = (tuple(0.5 + 0.1 * expert for expert in range(8)),)
     for rule, cosine, reach, gain in ((Gate(0.6, gains), False, 0.6, gains[0]), (Star(0.5), True, 1.0, None)):
-        condenser = Condenser(cosine=cosine, medoid=False, gain_E=None if gain is None else torch.tensor(gain))
-        condenser.reach = reach
-        theirs = condenser._stands(select(ids, device, None, (1, 4)), x, weight, 1, training=False)
-        assert theirs is not None
+        copies, gain_E = select(ids, device, None, (1, 4)), None if gain is None else torch.tensor(gain)
+        theirs = standing(copies, x, weight, copies.place != 1, reach, cosine=cosine, gain_E=gain_E)
+        assert (theirs != torch.arange(len(theirs))).any()
         assert torch.equal(rule(0, rows, x, weight), theirs)
 
 

@@ -16,7 +16,7 @@ from moeplan.planner.demo.model import Experts
 from moeplan.profilers.routed import partial_sums
 from moeplan.runtime.engine.chunks import Chunks
 from moeplan.runtime.engine.clusters import BLOCK, clusters, nearest, priority, rounds, star
-from moeplan.runtime.engine.condenser import Condenser
+from moeplan.runtime.engine.condenser import standing
 from moeplan.runtime.engine.copies import Copies, select
 from moeplan.runtime.engine.fold import Fold, asked
 
@@ -45,12 +45,8 @@ class Rows:
         return cls(x, ids, logits.softmax(1), copies)
 
     def found(self, tau: float, *, cosine: bool = False) -> Tensor:
-        """The copy that stands for each on device 0, of which all of a cluster must be near."""
-        condenser = Condenser(cosine=cosine, medoid=False)
-        condenser.reach = tau
-        stands = condenser._stands(self.copies, self.x, self.weight, 0, training=True)
-        assert condenser.rows == int((self.copies.place > 0).sum())
-        return torch.arange(len(self.copies.row)) if stands is None else stands
+        """The copy that stands for each, where tokens are on device 0."""
+        return standing(self.copies, self.x, self.weight, self.copies.place > 0, tau, cosine=cosine)
 
 
 def distinct(stands: Tensor) -> Tensor:
