@@ -54,7 +54,7 @@ def _parts(cluster: str) -> tuple[Measured, Judged, Measured]:
     scene = Scene.of(trace, index, [fitted, every], shape, size=StepSize("samples", number))
     half, whole = measured(scene, today(trace.model, shape).journey, EMBEDDED, _recorded() / "text.txt")
     if cluster == COPIES:  # an expert on each device, and tokens on none of these, so that every copy travels
-        whole = Measured(whole._model, whole._layers, [_apart(step) for step in whole._steps])
+        whole = replace(whole, steps=[_apart(step) for step in whole.steps])
     return whole, whole.judge(EXACT), half
 
 

@@ -27,7 +27,7 @@ from .measured import Judged, Measured, measured
 from .recorded import Recorded, recorded
 from .together import refuse_both
 
-REACHES = 1e-3, 8.0  # between which a threshold is sought: gates times distances are at most 2, times gains a few
+REACHES = 1e-3, 8.0  # between which a reach is sought: gates times distances are at most 3, times gains a few
 TRIALS = 9
 PAPER = 0.8  # the cosine that the paper trains with
 
@@ -64,8 +64,7 @@ class Condensation(Strategy):
             refuse_both(task, journey, None if params.condense is None else _asked(params, None))
         if params.model is not None and params.text is not None:
             task.say(f"running {params.model} on {params.text}")
-            model_parts = measured(scene, journey, params.model, params.text)
-            way, parts = _by_model(task, model_parts)
+            way, parts = _by_model(task, measured(scene, journey, params.model, params.text))
         else:
             embeddings = Embeddings.beside(task.trace)
             if embeddings is None:
@@ -74,7 +73,6 @@ class Condensation(Strategy):
                     " --weights --embeddings all, or give --model and --text"
                 )
             way, parts = _by_states(task, recorded(scene, journey, embeddings))
-        held_out = parts[1] if len(parts) > 1 else None
         options = CondensationOptions(
             evidence="hidden states" if params.model is None else "model",
             model=params.model,
@@ -82,14 +80,14 @@ class Condensation(Strategy):
             most_bits=params.condense_loss,
             most_error=params.condense_error,
             fit=parts[0],
-            held_out=held_out,
+            held_out=parts[1] if len(parts) > 1 else None,
         )
         sent = Objective("rows_sent", 1 - parts[0].ways[0].rows_saved, "min")
         return Solution(_decision(params, way), options, Outcome.of(objective=sent, started=started))
 
 
 def _journey(task: Task) -> Journey:
-    """The way of tokens under the base's decisions, rows aside."""
+    """The journey of tokens under the decisions of the base, or as today."""
     if (base := task.base) is None or not base.decisions.names:
         return today(task.model, task.request.cluster).journey
     on = task.request.on
@@ -148,11 +146,8 @@ def _by_model(task: Task, parts: list[Measured]) -> tuple[Way, list[CondensedPar
     learned = 1 - exact.loss / math.log2(exact.vocabulary)  # the fall of the loss from that of a guess
     literal = 1 / (1 + math.exp(learned))
     rivals = [replace(way, name="plan + fp8", wire="fp8"), Way("fp8 rows alone", wire="fp8")]
-    rivals += _equals(task, way, fit.count)
-    rivals += [
-        *_papers(params),
-        *(_star(f"Eq. 2 {name}", h) for name, h in (("literal", literal), ("corrected", 2 * literal))),
-    ]
+    rivals += [*_equals(task, way, fit.count), *_papers(params)]
+    rivals += [_star("Eq. 2 literal", literal), _star("Eq. 2 corrected", 2 * literal)]
     task.say("running the model the plan's way and its rivals'")
     found = []
     for number, part in enumerate(parts):
@@ -163,7 +158,7 @@ def _by_model(task: Task, parts: list[Measured]) -> tuple[Way, list[CondensedPar
 
 
 def _asked(params: LuffyParams, gains: Gains | None) -> Way:
-    """The rule asked for, with the reach asked for or some."""
+    """The plan's way: the rule asked for, with the reach asked for, or any where it is still to be chosen."""
     if params.method == "paper":
         return _star("plan", PAPER if params.condense is None else params.condense)
     return Way("plan", Gate(1.0 if params.condense is None else params.condense, gains), medoid=params.medoid)
@@ -181,7 +176,7 @@ def _papers(params: LuffyParams) -> Iterator[Way]:
 
 
 def _equals(task: Task, way: Way, count: Callable[[Way], Counted]) -> list[Way]:
-    """Rivals that save as many rows as the plan on the fitted samples: another rule, and second experts left out."""
+    """Rivals that save about as many rows on the fitted samples: the other rule, and second experts left out."""
     saved = count(way).saved()
     task.say("rivals of equal rows")
     other = (
@@ -199,7 +194,7 @@ def _equals(task: Task, way: Way, count: Callable[[Way], Counted]) -> list[Way]:
 
 
 def _furthest(cost: Callable[[float], float], most: float, between: tuple[float, float] = REACHES) -> float | None:
-    """The furthest of some reaches whose cost, which rises with it, is at most so much; None: not the first one."""
+    """The furthest reach whose cost, which rises with it, is at most `most`, by bisection; None where none is found."""
     low, high = between
     if cost(high) <= most:
         return high

@@ -1,4 +1,4 @@
-"""Rows of a layer's tokens and those that stand for others, of all devices and steps at once, as the runtime has them.
+"""Rows of a layer's tokens, of all devices and steps at once, and those that stand for others, as the runtime has them.
 
 Legend: T tokens; n rows, one a token and distinct device; K experts per token; M hidden size; E experts; D devices.
 """
@@ -59,7 +59,7 @@ class Rows:
         return cls(copies, device_n != home_n, device_n // group != home_n.div(group, rounding_mode="floor"))
 
     def counted(self, stands_n: Tensor) -> dict[str, int]:
-        """`COUNTS`: rows to other devices and nodes, those of them that travel, and the experts asked, all and then."""
+        """`COUNTS`: rows to other devices and nodes and experts asked, each before and after condensing."""
         kept_n = stands_n == torch.arange(len(stands_n))
         asked_n = (self.copies.beside >= 0).sum(1)
         tables = (self.remote_n, self.remote_n & kept_n, self.far_n, self.far_n & kept_n, asked_n, asked_n * kept_n)
@@ -169,7 +169,7 @@ EXACT = Way("none")
 
 @dataclass(slots=True)
 class Counted:
-    """Counts of rows by layer."""
+    """`COUNTS` by layer."""
 
     layers: list[dict[str, int]] = field(default_factory=list)
 
@@ -229,9 +229,9 @@ def reach(way: Way, to: float) -> Way:
     return replace(way, cluster=Star(max(1 - to**2 / 2, -1.0)))
 
 
-def numbers(tensor_or_array: Ints) -> Tensor:
-    """An array as int64."""
-    return torch.from_numpy(np.ascontiguousarray(tensor_or_array, np.int64))
+def as_int64(array: Ints) -> Tensor:
+    """An array of integers as a tensor."""
+    return torch.from_numpy(np.ascontiguousarray(array, np.int64))
 
 
 def _arrived(x_mM: Tensor) -> Tensor:
