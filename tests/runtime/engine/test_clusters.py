@@ -107,6 +107,20 @@ def test_rounds_and_mixed_precision_find_the_same_clusters(top_k: int) -> None:
     assert len(distinct(clusters(*arguments, star))) < 0.9 * len(expected)
 
 
+@given(seed=st.integers(0, 10**6), size=st.integers(1, 12))
+def test_rows_that_serve_most_are_kept_and_each_other_goes_to_the_nearest_of_them(seed: int, size: int) -> None:
+    room_ww = np.random.default_rng(seed).normal(size=(size, size))
+    np.fill_diagonal(room_ww, 0.0)
+    serves_ww, kept = room_ww >= 0, list[int]()
+    for row in sorted(range(size), key=lambda row: (-serves_ww[row].sum(), row)):
+        if not any(serves_ww[one, row] for one in kept):
+            kept.append(row)
+    expected = [row if row in kept else max(kept, key=lambda one: room_ww[one, row]) for row in range(size)]
+    room_Bww = torch.from_numpy(room_ww)[None]
+    assert priority(room_Bww)[0].tolist() == expected
+    assert nearest(room_Bww, rounds(room_Bww >= 0))[0].tolist() == expected
+
+
 def outputs(fold: Fold, experts: Experts, num_tokens: int) -> Tensor:
     """What tokens get if all experts are here."""
     return fold.spread(partial_sums(experts, fold.x, fold.copies.beside.long(), fold.weight)[0], num_tokens)
