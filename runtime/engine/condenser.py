@@ -18,10 +18,10 @@ class Condenser:
     Parameters
     ----------
     cosine
-        Whether `reach` is a distance of directions (LUFFY) and rows are chosen as the paper does; else it is the error
-        that a copy may add: its gate weights times the distance.
+        Whether `reach` is a distance of directions and rows are kept as LUFFY keeps them. Else it is the error that a
+        copy may add: the sum of its experts' gate weights times gains, times the distance.
     gain_E
-        What errors are taken times, by expert, float32 `[E]`; None: 1.
+        Gains of experts, float32 `[E]`; None: 1.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
-"""LUFFY's other half: rows that need not travel, since one that is near stands for them. Results change.
+"""LUFFY's condensation: rows that need not travel, since one that is near stands for them. Results change.
 
-What is known of the price depends on what is there: hidden states beside the trace tell the rows, the model its loss.
+Hidden states beside the trace tell the rows that this saves; only the model tells the loss that it costs.
 """
 
 import math
@@ -149,12 +149,12 @@ def _by_model(task: Task, parts: list[Measured]) -> tuple[Way, list[CondensedPar
     rivals += [*_equals(task, way, fit.count), *_papers(params)]
     rivals += [_star("Eq. 2 literal", literal), _star("Eq. 2 corrected", 2 * literal)]
     task.say("running the model the plan's way and its rivals'")
-    found = []
+    records = []
     for number, part in enumerate(parts):
         as_is = exact if part is fit else part.judge(EXACT)
         rows = [(one, judged.counted, judged) for one in (way, *rivals) for judged in (part.judge(one),)]
-        found.append(_part(task, number, rows, as_is))
-    return way, found
+        records.append(_part(task, number, rows, as_is))
+    return way, records
 
 
 def _asked(params: LuffyParams, gains: Gains | None) -> Way:
@@ -211,7 +211,7 @@ def _furthest(cost: Callable[[float], float], most: float, between: tuple[float,
 def _part(
     task: Task, number: int, rows: Sequence[tuple[Way, Counted, Judged | None]], exact: Judged | None = None
 ) -> CondensedPart:
-    """The record of a part."""
+    """The record of ways on a part of the trace."""
     cohort, seed, model = task.scene.cohorts[number], task.request.seed, task.model
     ways = list[WayRecord]()
     for way, counted, judged in rows:
@@ -239,7 +239,7 @@ def _part(
 
 
 def _tokens_per_step(task: Task, number: int) -> float:
-    """Tokens of a step, not scaled up in a part of less than one: tokens that are not there are near none."""
+    """Recorded tokens per step. A part of less than one step is not scaled up: its rows near others are not either."""
     cohort = task.scene.cohorts[number]
     if cohort.step is None:
         return cohort.tokens_per_step
