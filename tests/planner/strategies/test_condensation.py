@@ -146,7 +146,8 @@ def test_the_threshold_keeps_its_budget_and_rivals_stand_beside(trace: Trace, te
     assert sum(name.startswith(("paper", "Eq. 2")) for name in ways) == 5
     assert options["held_out"]["num_samples"] + options["fit"]["num_samples"] <= SAMPLES
     again = planned(trace, "luffy", model="embedded", text=text, condense_error=0.1)
-    assert again.options["condensation"]["fit"]["ways"][0]["error"]["value"] <= 0.1
+    errors = [again.options["condensation"][part]["ways"][0]["error"]["value"] for part in ("fit", "held_out")]
+    assert 0.097 < errors[0] <= 0.1 < errors[1]  # the threshold is chosen on the fitted samples, and used up there
 
 
 def test_rows_stand_for_others_as_the_runtime_has_it() -> None:
