@@ -138,12 +138,14 @@ def test_the_threshold_keeps_its_budget_and_rivals_stand_beside(trace: Trace, te
     plan = planned(trace, "luffy", model="embedded", text=text, condense_loss=0.05)
     options = plan.options["condensation"]
     ways = {one["name"]: one for one in options["fit"]["ways"]}
-    assert ways["plan"]["rows_saved"] > 0
-    assert ways["plan"]["bits"]["value"] <= 0.05
+    assert ways["plan"]["rows_saved"] == 1 - plan.outcome["condensation"].objective.value
+    assert 0.04 < ways["plan"]["bits"]["value"] <= 0.05
     assert ways["fp8 rows alone"]["rows_saved"] == 0
     assert ways["fp8 rows alone"]["bytes_saved"] == pytest.approx(1 - (128 + 4) / (128 * 4))
     assert ways["plan + fp8"]["bytes_saved"] > max(ways[one]["bytes_saved"] for one in ("plan", "fp8 rows alone"))
     assert sum(name.startswith(("paper", "Eq. 2")) for name in ways) == 5
+    literal = 1 / (1 + np.exp(1 - options["fit"]["loss_bits"] / 8))  # of a loss that began at 8 bits per byte
+    assert {f"Eq. 2 literal, cosine {literal:.2f}", f"Eq. 2 corrected, cosine {2 * literal:.2f}"} < ways.keys()
     assert options["held_out"]["num_samples"] + options["fit"]["num_samples"] <= SAMPLES
     again = planned(trace, "luffy", model="embedded", text=text, condense_error=0.1)
     errors = [again.options["condensation"][part]["ways"][0]["error"]["value"] for part in ("fit", "held_out")]
