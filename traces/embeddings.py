@@ -3,7 +3,6 @@
 Legend: T tokens; M hidden size.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -24,13 +23,12 @@ class Embeddings:
     """Files `embeddings-*.safetensors` beside a trace (`recording.embeddings`); one layer is read at a time."""
 
     files: tuple[Path, ...]
-    hidden_size: int
     tokens: NDArray[np.void]  #: The tokens of all files by `KEYS`, in their order
     keys: tuple[str, ...]  #: Those of `KEYS` that were recorded
 
     @classmethod
     def beside(cls, trace: Trace) -> Self | None:
-        """Those of a trace; None where there are none.
+        """Open the hidden states beside a trace; None where there are none.
 
         Raises
         ------
@@ -67,15 +65,15 @@ class Embeddings:
                 f"{folder}: hidden states of {' and '.join(map(str, sorted(widths)))} elements, those of"
                 f" {trace.model.name} have {trace.model.hidden_size}; they are of another model"
             )
-        key_T = keys_of({name: np.concatenate([part[name] for part in columns]) for name in known})
+        key_T = _keys_of({name: np.concatenate([part[name] for part in columns]) for name in known})
         (width,) = widths
         if 2 * width * len(key_T) > MAX_LAYER_BYTES:
             raise UsageError(f"{folder}: {len(key_T):,} hidden states of {width:,} elements; expected at most 8 GiB")
-        return cls(files, width, key_T, known)
+        return cls(files, key_T, known)
 
     def places(self, wanted: dict[str, NDArray[Any]]) -> Ints:
-        """The place of each token among all, by its `keys`; MismatchError where one is not there once."""
-        sought_T = keys_of({name: wanted[name] for name in self.keys})
+        """The place of each wanted token among `tokens`; MismatchError unless each is there exactly once."""
+        sought_T = _keys_of({name: wanted[name] for name in self.keys})
         order = np.argsort(self.tokens)
         ordered = self.tokens[order]
         at_T = np.minimum(np.searchsorted(ordered, sought_T), max(len(ordered) - 1, 0))
@@ -86,8 +84,8 @@ class Embeddings:
             )
         return np.asarray(order[at_T], np.int64)
 
-    def layer(self, layer: int, places: Ints | Sequence[int]) -> NDArray[np.float16]:
-        """What entered an MoE layer, of tokens at these places, `[T, M]`; InputError where it is not finite."""
+    def layer(self, layer: int, places: Ints) -> NDArray[np.float16]:
+        """Inputs of an MoE layer, of the tokens at these places, `[T, M]`; InputError where they are not finite."""
         parts = []
         for path in self.files:
             with _opened(path) as stored:
@@ -98,8 +96,8 @@ class Embeddings:
         return x_TM
 
 
-def keys_of(columns: dict[str, NDArray[Any]]) -> NDArray[np.void]:
-    """Tokens as rows of these columns, that compare."""
+def _keys_of(columns: dict[str, NDArray[Any]]) -> NDArray[np.void]:
+    """One sortable record per token, of these columns."""
     kind = np.dtype([(name, np.int64) for name in columns])
     key_T = np.empty(len(next(iter(columns.values()))), kind)
     for name, column in columns.items():

@@ -22,6 +22,7 @@ from moeplan.planner.solve import solve
 from moeplan.planner.strategies.luffy.folding import EXACT, Gate, History, Star, Way
 from moeplan.planner.strategies.luffy.measured import EMBEDDED, Judged, Measured, Step, measured
 from moeplan.profilers.cluster import Cluster
+from moeplan.runtime.wire import SCALE_BYTES, Wire
 from moeplan.traces.reader import open_trace
 
 from ..study import Row, Settings, Study
@@ -29,6 +30,7 @@ from ..study import Row, Settings, Study
 LENGTH = 256
 BITS, ERROR = "bits per byte above all rows", "layer error, %"
 COPIES = "1x16"
+ROW_BYTES: dict[Wire | None, int] = {None: 128 * 2, "fp8": 128 + SCALE_BYTES}
 
 
 @cache
@@ -52,7 +54,7 @@ def _parts(cluster: str) -> tuple[Measured, Judged, Measured]:
     scene = Scene.of(trace, index, [fitted, every], shape, size=StepSize("samples", number))
     half, whole = measured(scene, today(trace.model, shape).journey, EMBEDDED, _recorded() / "text.txt")
     if cluster == COPIES:  # an expert on each device, and tokens on none of these, so that every copy travels
-        whole = Measured(whole._model, whole._layers, [_apart(step) for step in whole._steps])
+        whole = replace(whole, steps=[_apart(step) for step in whole.steps])
     return whole, whole.judge(EXACT), half
 
 
@@ -70,8 +72,8 @@ def _ways(cluster: str, settings: Settings) -> list[tuple[str, Way]]:
     others = [
         Way("gates, the kept row as it is, tau 0.2", Gate(0.2), medoid=True),
         Way("paper's history 0.9:0.3, cosine 0.8", History(0.8, 0.9, 0.3), medoid=True),
-        Way("fp8 rows", fp8=True),
-        Way("fp8 rows and gates, tau 0.2", Gate(0.2), fp8=True),
+        Way("fp8 rows", wire="fp8"),
+        Way("fp8 rows and gates, tau 0.2", Gate(0.2), wire="fp8"),
         *(Way(f"second experts below {gate} dropped", drop=gate) for gate in (0.2, 0.3, 0.4)),
     ]
     return [(cluster, way) for way in (gates[:1] if settings.quick else [*gates, *times, *stars, *others])]
@@ -84,7 +86,7 @@ def _rows(instance: tuple[str, Way]) -> Iterator[Row]:
     rise, low, high = judged.rise(exact, 0)
     saved = judged.counted.saved()
     more = {"bits": rise, "from": low, "to": high, ERROR: judged.error(0)[0]}
-    more["bytes of bf16, %"] = (1 - saved) * way.row_bytes(128, 2) / 256
+    more["bytes of bf16, %"] = (1 - saved) * ROW_BYTES[way.wire] / ROW_BYTES[None]
     yield Row("copies" if cluster == COPIES else cluster, way.name, quality=saved, more=more)
 
 

@@ -35,7 +35,7 @@ from moeplan.runtime.coherent.attention import attended
 from moeplan.runtime.decisions import Decisions, PipelineDecision
 from moeplan.runtime.engine import condenser
 from moeplan.runtime.engine.chunks import Chunks
-from moeplan.runtime.engine.condenser import Condenser
+from moeplan.runtime.engine.condenser import standing
 from moeplan.runtime.engine.copies import select
 from moeplan.runtime.engine.fold import Fold
 from moeplan.runtime.engine.layer import ParallelExperts, rebind
@@ -199,19 +199,14 @@ def _condensed(sizes: Sizes) -> Iterator[Row]:
     passes = {kind: _seconds(lambda: held(x, ids_TK, weight_TK), [x, *held.parameters()], kind) for kind in PASSES}
     for kind in PASSES:
         yield Row(f"{_named(sizes)}, {kind}", "expert pass", quality=1.0, seconds=passes[kind])
-    for cover in ("gate", "star"):
-        one = Condenser(cosine=cover == "star", medoid=False)
-        one.reach = 0.45 if one.cosine else 0.22
-
-        def stands(one: Condenser = one) -> Tensor:
-            found = one._stands(copies, x, weight_TK, 0, training=False)
-            assert found is not None
-            return found
-
+    for cover, reach in (("gate", 0.22), ("star", 0.45)):
+        remote_n = copies.place != 0
+        stands = functools.partial(standing, copies, x, weight_TK, remote_n, reach, cosine=cover == "star")
         stands_n = stands()
         saved = float((stands_n != torch.arange(len(stands_n), device=DEVICE)).sum()) / rows
         cover_s = _seconds(stands, [], "forward")
-        found_s = _seconds(functools.partial(_near, one, copies, x, weight_TK), [], "forward")
+        with mock.patch.multiple(condenser, priority=_itself, star=_itself):  # no choice among rows that are near
+            found_s = _seconds(stands, [], "forward")
         for kind in PASSES:
             fold_s = _seconds(functools.partial(_folded, copies, x, weight_TK, stands_n, tokens), [x, weight_TK], kind)
             bare_s = _seconds(lambda: copies.summed(copies.hidden(x, slice(None)), tokens), [x], kind)
@@ -229,12 +224,6 @@ def _condensed(sizes: Sizes) -> Iterator[Row]:
 def _folded(copies: Any, x: Tensor, weight_TK: Tensor, stands_n: Tensor, tokens: int) -> Tensor:
     fold = Fold.of(copies, x, weight_TK, stands_n, Chunks.whole(), medoid=False)
     return fold.spread(fold.x + 0 * fold.weight.sum(1, keepdim=True), tokens)
-
-
-def _near(one: Condenser, copies: Any, x: Tensor, weight_TK: Tensor) -> Tensor | None:
-    """All of `_stands` but the choice among rows that are near: each stands for itself."""
-    with mock.patch.multiple(condenser, priority=_itself, star=_itself):
-        return one._stands(copies, x, weight_TK, 0, training=False)
 
 
 def _itself(serves_Bww: Tensor) -> Tensor:

@@ -18,10 +18,10 @@ class Condenser:
     Parameters
     ----------
     cosine
-        Whether `reach` is a distance of directions (LUFFY) and rows are chosen as the paper does; else it is the error
-        that a copy may add: its gate weights times the distance.
+        Whether `reach` is a distance of directions and rows are kept as LUFFY keeps them. Else it is the error that a
+        copy may add: the sum of its experts' gate weights times gains, times the distance.
     gain_E
-        What errors are taken times, by expert, float32 `[E]`; None: 1.
+        Gains of experts, float32 `[E]`; None: 1.
 
     Attributes
     ----------
@@ -76,22 +76,35 @@ class Condenser:
         stands_n = self._last[1]
         return None if stands_n is None else Fold.of(copies, x_TM, weight_TK, stands_n, chunks, medoid=self.medoid)
 
-    @torch.no_grad()
     def _stands(self, copies: Copies, x_TM: Tensor, weight_TK: Tensor, rank: int, *, training: bool) -> Tensor | None:
         """The copy that stands for each; None: each for itself."""
         assert self.reach is not None
-        number_n = torch.arange(len(copies.row), device=x_TM.device)
-        ids_nK, weight_nK = asked(copies, weight_TK, number_n)
-        gate_n1 = weight_nK.sum(1, keepdim=True)
-        if self.cosine:
-            reach_n = torch.full_like(gate_n1[:, 0], self.reach)
-        else:
-            error_nK = weight_nK if self.gain_E is None else weight_nK * self.gain_E[ids_nK.long()]
-            reach_n = self.reach / error_nK.sum(1)
         remote_n = copies.place != rank
-        reach_n.masked_fill_(~remote_n | (gate_n1[:, 0] <= 0), 0)
-        stands_n = clusters(copies, x_TM, weight_nK / gate_n1, reach_n, star if self.cosine else priority)
-        condensed = int((stands_n != number_n).sum())
+        stands_n = standing(copies, x_TM, weight_TK, remote_n, self.reach, cosine=self.cosine, gain_E=self.gain_E)
+        condensed = int((stands_n != torch.arange(len(stands_n), device=x_TM.device)).sum())
         if training:
             self.rows, self.saved = self.rows + int(remote_n.sum()), self.saved + condensed
         return stands_n if condensed else None
+
+
+@torch.no_grad()
+def standing(
+    copies: Copies,
+    x_TM: Tensor,
+    weight_TK: Tensor,
+    remote_n: Tensor,
+    reach: float,
+    *,
+    cosine: bool,
+    gain_E: Tensor | None = None,
+) -> Tensor:
+    """The copy that stands for each copy, int64 `[n]`, by the rule of a `Condenser`; those not remote stay alone."""
+    ids_nK, weight_nK = asked(copies, weight_TK, torch.arange(len(remote_n), device=x_TM.device))
+    gate_n1 = weight_nK.sum(1, keepdim=True)
+    if cosine:
+        reach_n = torch.full_like(gate_n1[:, 0], reach)
+    else:
+        error_nK = weight_nK if gain_E is None else weight_nK * gain_E[ids_nK.long()]
+        reach_n = reach / error_nK.sum(1)
+    reach_n.masked_fill_(~remote_n | (gate_n1[:, 0] <= 0), 0)
+    return clusters(copies, x_TM, weight_nK / gate_n1, reach_n, star if cosine else priority)

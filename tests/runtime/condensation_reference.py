@@ -6,7 +6,7 @@ Legend: T tokens; K experts per token; M hidden size; E experts; L layers; D dev
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,10 @@ from tests.runtime.rank_cases import Case
 
 @dataclass
 class Seen:
-    """Rows of the last forward of a layer that would go, and went, to other devices, by rank; what clusters were."""
+    """Rows of the last forward of a layer that would go, and went, to other devices, by rank."""
 
     rows: list[int]
     sent: list[int]
-    clusters: list[list[int]] = field(default_factory=list)  #: Tokens of each, the one that stands for them first
 
 
 class CondensedExperts(nn.Module):
@@ -76,15 +75,15 @@ class CondensedExperts(nn.Module):
                     self.seen.rows[rank] += len(rows)
                     self.seen.sent[rank] += len(clusters)
                 for members in clusters:
-                    self.seen.clusters.append(members)
                     self._add(y, x_TM, {t: rows[t] for t in members}, experts, stays=device == rank)
         return torch.stack(y) if y else x_TM
 
     def _clusters(self, x_TM: Tensor, rows: dict[int, dict[int, Tensor]]) -> list[list[int]]:
         tokens = sorted(rows)
         cost = {(j, i): self.cost(x_TM, rows, j, i) for j, i in itertools.permutations(tokens, 2)}
-        assert all(abs(one - self.limit) > 1e-6 for one in cost.values()), "too near to the threshold to tell"
-        serves = {j: [i for i in tokens if i != j and cost[j, i] <= self.limit] for j in tokens}
+        reach = known(self.reach)
+        assert all(abs(one - reach) > 1e-6 for one in cost.values()), "too near to the threshold to tell"
+        serves = {j: [i for i in tokens if i != j and cost[j, i] <= reach] for j in tokens}
         clusters, left = [], set(tokens)
         order = sorted(tokens, key=lambda j: (-len(serves[j]), j))
         while left:
@@ -99,11 +98,6 @@ class CondensedExperts(nn.Module):
             near = {i: min((cost[j, i], j) for j in keep if i in serves[j])[1] for i in set(tokens).difference(keep)}
             clusters = [[j, *(i for i in tokens if near.get(i) == j)] for j in keep]
         return clusters
-
-    @property
-    def limit(self) -> float:
-        assert self.reach is not None
-        return self.reach
 
     def cost(self, x_TM: Tensor, rows: dict[int, dict[int, Tensor]], kept: int, other: int) -> float:
         """What it costs that a row stands for another."""

@@ -1,18 +1,18 @@
-"""LUFFY's other half: rows that need not travel, since one that is near stands for them. Results change.
+"""LUFFY's condensation: rows that need not travel, since one that is near stands for them. Results change.
 
-What is known of the price depends on what is there: hidden states beside the trace tell the rows, the model its loss.
+Hidden states beside the trace tell the rows that this saves; only the model tells the loss that it costs.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from ....errors import UsageError
 from ....files import sha256_file
 from ....runtime.decisions import CondensationDecision
 from ....runtime.plan import Metric
+from ....runtime.wire import copy_bytes
 from ....solvers.outcome import Objective, Outcome
 from ....traces.embeddings import Embeddings
 from ...evaluate.journey import Journey, journey_of, today
@@ -27,10 +27,9 @@ from .measured import Judged, Measured, measured
 from .recorded import Recorded, recorded
 from .together import refuse_both
 
-REACHES = 1e-3, 3.0  # between which a threshold is sought: gates times distances are at most 3
+REACHES = 1e-3, 3.0  # between which a reach is sought: gates times distances are at most 3
 TRIALS = 9
 PAPER = 0.8  # the cosine that the paper trains with
-Part = TypeVar("Part", Recorded, Measured)
 
 
 class Condensation(Strategy):
@@ -65,8 +64,7 @@ class Condensation(Strategy):
             refuse_both(task, journey, None if params.condense is None else _asked(params))
         if params.model is not None and params.text is not None:
             task.say(f"running {params.model} on {params.text}")
-            model_parts = measured(scene, journey, params.model, params.text)
-            way, parts = _by_model(task, model_parts)
+            way, parts = _by_model(task, measured(scene, journey, params.model, params.text))
         else:
             embeddings = Embeddings.beside(task.trace)
             if embeddings is None:
@@ -75,7 +73,6 @@ class Condensation(Strategy):
                     " --weights --embeddings all, or give --model and --text"
                 )
             way, parts = _by_states(task, recorded(scene, journey, embeddings))
-        held_out = parts[1] if len(parts) > 1 else None
         options = CondensationOptions(
             evidence="hidden states" if params.model is None else "model",
             model=params.model,
@@ -83,14 +80,14 @@ class Condensation(Strategy):
             most_bits=params.condense_loss,
             most_error=params.condense_error,
             fit=parts[0],
-            held_out=held_out,
+            held_out=parts[1] if len(parts) > 1 else None,
         )
         sent = Objective("rows_sent", 1 - parts[0].ways[0].rows_saved, "min")
         return Solution(_decision(params, way), options, Outcome.of(objective=sent, started=started))
 
 
 def _journey(task: Task) -> Journey:
-    """The way of tokens under the base's decisions, rows aside."""
+    """The journey of tokens under the decisions of the base, or as today."""
     if (base := task.base) is None or not base.decisions.names:
         return today(task.model, task.request.cluster).journey
     on = task.request.on
@@ -147,23 +144,20 @@ def _by_model(task: Task, parts: list[Measured]) -> tuple[Way, list[CondensedPar
         way = reach(way, to)
     learned = 1 - exact.loss / math.log2(exact.vocabulary)  # the fall of the loss from that of a guess
     literal = 1 / (1 + math.exp(learned))
-    rivals = [replace(way, name="plan + fp8", fp8=True), Way("fp8 rows alone", fp8=True)]
-    rivals += _equals(task, way, fit.count)
-    rivals += [
-        *_papers(params),
-        *(_star(f"Eq. 2 {name}", h) for name, h in (("literal", literal), ("corrected", 2 * literal))),
-    ]
+    rivals = [replace(way, name="plan + fp8", wire="fp8"), Way("fp8 rows alone", wire="fp8")]
+    rivals += [*_equals(task, way, fit.count), *_papers(params)]
+    rivals += [_star("Eq. 2 literal", literal), _star("Eq. 2 corrected", 2 * literal)]
     task.say("running the model the plan's way and its rivals'")
-    found = []
+    records = []
     for number, part in enumerate(parts):
         as_is = exact if part is fit else part.judge(EXACT)
         rows = [(one, judged.counted, judged) for one in (way, *rivals) for judged in (part.judge(one),)]
-        found.append(_part(task, number, rows, as_is))
-    return way, found
+        records.append(_part(task, number, rows, as_is))
+    return way, records
 
 
 def _asked(params: LuffyParams) -> Way:
-    """The rule asked for, with the reach asked for or some."""
+    """The plan's way: the rule asked for, with the reach asked for, or any where it is still to be chosen."""
     if params.method == "paper":
         return _star("plan", PAPER if params.condense is None else params.condense)
     return Way("plan", Gate(1.0 if params.condense is None else params.condense), medoid=params.medoid)
@@ -181,7 +175,7 @@ def _papers(params: LuffyParams) -> Iterator[Way]:
 
 
 def _equals(task: Task, way: Way, count: Callable[[Way], Counted]) -> list[Way]:
-    """Rivals that save as many rows as the plan on the fitted samples: another rule, and second experts left out."""
+    """Rivals that save about as many rows on the fitted samples: the other rule, and second experts left out."""
     saved = count(way).saved()
     task.say("rivals of equal rows")
     other = (
@@ -199,7 +193,7 @@ def _equals(task: Task, way: Way, count: Callable[[Way], Counted]) -> list[Way]:
 
 
 def _furthest(cost: Callable[[float], float], most: float, between: tuple[float, float] = REACHES) -> float | None:
-    """The furthest of some reaches whose cost, which rises with it, is at most so much; None: not the first one."""
+    """The furthest reach whose cost, which rises with it, is at most `most`, by bisection; None where none is found."""
     low, high = between
     if cost(high) <= most:
         return high
@@ -216,25 +210,21 @@ def _furthest(cost: Callable[[float], float], most: float, between: tuple[float,
 def _part(
     task: Task, number: int, rows: Sequence[tuple[Way, Counted, Judged | None]], exact: Judged | None = None
 ) -> CondensedPart:
-    """The record of a part."""
+    """The record of ways on a part of the trace."""
     cohort, seed, model = task.scene.cohorts[number], task.request.seed, task.model
     ways = list[WayRecord]()
     for way, counted, judged in rows:
-        saved, sizes = counted.saved(), (model.hidden_size, model.dtype_bytes)
-        of_bytes = None
-        if sizes[0] is not None and sizes[1] is not None:
-            of_bytes = 1 - (1 - saved) * way.row_bytes(sizes[0], sizes[1]) / (sizes[0] * sizes[1])
-        of_bits = None if judged is None or exact is None else _metric(judged.rise(exact, seed))
+        saved, as_is, on_wire = counted.saved(), model.copy_bytes, copy_bytes(model, way.wire)
         ways.append(
             WayRecord(
                 name=way.name,
                 rows_saved=saved,
                 far_saved=counted.saved("far_rows", "far_sent"),
-                bytes_saved=of_bytes,
+                bytes_saved=None if as_is is None or on_wire is None else 1 - (1 - saved) * on_wire / as_is,
                 pairs_saved=counted.saved("pairs", "computed"),
                 layers_saved=tuple(counted.saved(layer=layer) for layer in range(len(counted.layers))),
                 error=None if judged is None else _metric(judged.error(seed)),
-                bits=of_bits,
+                bits=None if judged is None or exact is None else _metric(judged.rise(exact, seed)),
             )
         )
     return CondensedPart(
@@ -248,7 +238,7 @@ def _part(
 
 
 def _tokens_per_step(task: Task, number: int) -> float:
-    """Tokens of a step, not scaled up in a part of less than one: tokens that are not there are near none."""
+    """Recorded tokens per step. A part of less than one step is not scaled up: its rows near others are not either."""
     cohort = task.scene.cohorts[number]
     if cohort.step is None:
         return cohort.tokens_per_step

@@ -15,7 +15,7 @@ def answer(plan: Plan) -> str:
     ours, unseen = part.ways[0], "unseen" if options.held_out else "fitted"
     price = "error not known"
     if ours.bits is not None and part.loss_bits is not None:
-        price = f"{_bits(ours.bits)} bits of loss per token ({_interval(ours.bits)}; {part.loss_bits:.4f} before)"
+        price = f"{_bits(ours.bits)} bits of loss per token (95 %: {_interval(ours.bits)}; {part.loss_bits:.4f} before)"
     steps = f"{part.num_steps:,} step{'s' * (part.num_steps != 1)}"
     return (
         f"RESULTS CHANGE: {percent(ours.rows_saved, 1)} fewer rows to other devices, {price};"
@@ -31,18 +31,19 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
         return
     part = options.judging
     yield Section("Ways to send rows", (_table(part), Text((*_remarks(options, part),))))
-    rule = f"gate weights times distance at most tau {decision.tau:.4g}" if decision.tau is not None else "cosines"
-    if decision.tau is None:
+    if decision.tau is not None:
+        rule = f"gate weights times distance at most tau {decision.tau:.4g}"
+    else:
         rule = f"cosines of at least {decision.threshold if decision.h_max is None else decision.h_max:.4g}"
     what = "the kept row as it is" if decision.medoid else "the mean of the rows"
     lines = (
         f"rule      {rule}; what travels is {what}; schedule {decision.schedule}",
         f"rows      {part.rows_per_step:,.0f} per step to other devices, all layers, in each of dispatch and combine",
     )
-    layers = [f"layer {layer}" for layer in range(len(part.ways[0].layers_saved))]
-    columns = [Column("rows saved", layers)]
-    columns += [Column(one.name, [percent(share, 1) for share in one.layers_saved]) for one in part.ways[:1]]
-    yield Section("Condensation", (Text(lines), Table(columns)), verbose=True)
+    ours = part.ways[0]
+    layers = Column("rows saved", [f"layer {layer}" for layer in range(len(ours.layers_saved))])
+    shares = Column(ours.name, [percent(share, 1) for share in ours.layers_saved])
+    yield Section("Condensation", (Text(lines), Table([layers, shares])), verbose=True)
 
 
 def _remarks(options: CondensationOptions, part: CondensedPart) -> Iterator[str]:
@@ -65,12 +66,7 @@ def _table(part: CondensedPart) -> Table:
     columns = [Column("", [one.name for one in ways])]
     figures: tuple[tuple[str, Callable[[WayRecord], str | None]], ...] = (
         ("rows saved", lambda one: percent(one.rows_saved, 1)),
-        (
-            "bits per token",
-            lambda one: (
-                None if one.bits is None else f"{_bits(one.bits)} ({one.bits.low:+.4f} to {one.bits.high:+.4f})"
-            ),
-        ),
+        ("bits per token", lambda one: None if one.bits is None else f"{_bits(one.bits)} ({_interval(one.bits)})"),
         ("layer error", lambda one: None if one.error is None else percent(one.error.value, 1)),
         ("bytes saved", lambda one: None if one.bytes_saved is None else percent(one.bytes_saved, 1)),
         ("pairs saved", lambda one: percent(one.pairs_saved, 1)),
@@ -88,4 +84,4 @@ def _bits(metric: Metric) -> str:
 
 
 def _interval(metric: Metric) -> str:
-    return f"95 %: {metric.low:+.4f} to {metric.high:+.4f}"
+    return f"{metric.low:+.4f} to {metric.high:+.4f}"

@@ -1,4 +1,4 @@
-"""Rows of a layer's tokens and those that stand for others, of all devices and steps at once, as the runtime has them.
+"""Rows of a layer's tokens, of all devices and steps at once, and those that stand for others, as the runtime has them.
 
 Legend: T tokens; n rows, one a token and distinct device; K experts per token; M hidden size; E experts; D devices.
 """
@@ -14,15 +14,16 @@ from torch.nn import functional
 
 from ....runtime.condensation import distance
 from ....runtime.engine.chunks import Chunks
-from ....runtime.engine.clusters import BLOCK, clusters, priority, star
+from ....runtime.engine.clusters import BLOCK, star
+from ....runtime.engine.condenser import standing
 from ....runtime.engine.copies import Copies, select
-from ....runtime.engine.fold import Fold, asked
+from ....runtime.engine.fold import Fold
+from ....runtime.engine.wire import decoded, encoded
+from ....runtime.wire import Wire
 from ....solvers.arrays import Ints
 
 Gains = tuple[tuple[float, ...], ...]
 COUNTS = ("rows", "sent", "far_rows", "far_sent", "pairs", "computed")
-FP8_MAX = 448.0  # of float8 e4m3
-SCALE_BYTES = 4  # beside an fp8 row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +59,7 @@ class Rows:
         return cls(copies, device_n != home_n, device_n // group != home_n.div(group, rounding_mode="floor"))
 
     def counted(self, stands_n: Tensor) -> dict[str, int]:
-        """`COUNTS`: rows to other devices and nodes, those of them that travel, and the experts asked, all and then."""
+        """`COUNTS`: rows to other devices and nodes and experts asked, each before and after condensing."""
         kept_n = stands_n == torch.arange(len(stands_n))
         asked_n = (self.copies.beside >= 0).sum(1)
         tables = (self.remote_n, self.remote_n & kept_n, self.far_n, self.far_n & kept_n, asked_n, asked_n * kept_n)
@@ -79,14 +80,8 @@ class Gate:
 
     def __call__(self, layer: int, rows: Rows, x_TM: Tensor, weight_TK: Tensor) -> Tensor:
         """The row that stands for each."""
-        if not self.tau:
-            return torch.arange(len(rows.remote_n))
-        ids_nK, weight_nK = asked(rows.copies, weight_TK, torch.arange(len(rows.remote_n)))
-        gate_n1 = weight_nK.sum(1, keepdim=True)
         gain_E = None if self.gains is None else torch.tensor(self.gains[layer])
-        error_nK = weight_nK if gain_E is None else weight_nK * gain_E[ids_nK.long()]
-        reach_n = (self.tau / error_nK.sum(1)).masked_fill_(~rows.remote_n | (gate_n1[:, 0] <= 0), 0)
-        return clusters(rows.copies, x_TM, weight_nK / gate_n1, reach_n, priority)
+        return standing(rows.copies, x_TM, weight_TK, rows.remote_n, self.tau, cosine=False, gain_E=gain_E)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +92,7 @@ class Star:
 
     def __call__(self, layer: int, rows: Rows, x_TM: Tensor, weight_TK: Tensor) -> Tensor:
         """The row that stands for each."""
-        _, weight_nK = asked(rows.copies, weight_TK, torch.arange(len(rows.remote_n)))
-        gate_n1 = weight_nK.sum(1, keepdim=True)
-        reach_n = torch.full_like(gate_n1[:, 0], distance(self.threshold))
-        reach_n.masked_fill_(~rows.remote_n | (gate_n1[:, 0] <= 0), 0)
-        return clusters(rows.copies, x_TM, weight_nK / gate_n1, reach_n, star)
+        return standing(rows.copies, x_TM, weight_TK, rows.remote_n, distance(self.threshold), cosine=True)
 
 
 @dataclass(slots=True)
@@ -151,7 +142,7 @@ class Way:
     name: str
     cluster: Cluster | None = None  #: None: every row travels
     medoid: bool = False
-    fp8: bool = False  #: Rows for other devices go as float8 with a scale each, both ways
+    wire: Wire | None = None  #: How rows for other devices travel, both ways; None: as they are
     drop: float = 0.0  #: Experts but a token's first are left out below this gate weight
 
     def stands(self, layer: int, rows: Rows, x_TM: Tensor, weight_TK: Tensor) -> Tensor:
@@ -172,17 +163,13 @@ class Way:
         before = {name: whole[name] for name in ("rows", "far_rows", "pairs")}
         return replace(Rows.of(ids_TK, device_TK.where(asks_TK, -1), *where), before=before), weight_TK * asks_TK
 
-    def row_bytes(self, hidden_size: int, dtype_bytes: int) -> int:
-        """Bytes of a row that travels."""
-        return hidden_size + SCALE_BYTES if self.fp8 else hidden_size * dtype_bytes
-
 
 EXACT = Way("none")
 
 
 @dataclass(slots=True)
 class Counted:
-    """Counts of rows by layer."""
+    """`COUNTS` by layer."""
 
     layers: list[dict[str, int]] = field(default_factory=list)
 
@@ -214,13 +201,13 @@ def sent(
     stands_n = way.stands(layer, rows, x_TM, weight_TK)
     fold = Fold.of(rows.copies, x_TM, weight_TK, stands_n, Chunks.whole(), medoid=way.medoid)
     remote_m1 = rows.remote_n[stands_n == torch.arange(len(stands_n))][:, None]
-    x_mM = _in_fp8(fold.x).where(remote_m1, fold.x) if way.fp8 else fold.x
+    x_mM = _arrived(fold.x).where(remote_m1, fold.x) if way.wire else fold.x
     there_mK = fold.copies.beside >= 0
     first_m1 = there_mK.int().argmax(1, keepdim=True)  # stands where no expert is asked, with weight 0
     ids_mK = fold.copies.beside.where(there_mK, fold.copies.beside.gather(1, first_m1)).to(ids_TK.dtype)
     y_mM = experts(x_mM, ids_mK, fold.weight.masked_fill(~there_mK, 0).to(weight_TK.dtype))
-    if way.fp8:
-        y_mM = _in_fp8(y_mM).where(remote_m1, y_mM)
+    if way.wire:
+        y_mM = _arrived(y_mM).where(remote_m1, y_mM)
     return fold.spread(y_mM, len(x_TM)), rows.counted(stands_n)
 
 
@@ -242,12 +229,11 @@ def reach(way: Way, to: float) -> Way:
     return replace(way, cluster=Star(max(1 - to**2 / 2, -1.0)))
 
 
-def numbers(tensor_or_array: Ints) -> Tensor:
-    """An array as int64."""
-    return torch.from_numpy(np.ascontiguousarray(tensor_or_array, np.int64))
+def as_int64(array: Ints) -> Tensor:
+    """An array of integers as a tensor."""
+    return torch.from_numpy(np.ascontiguousarray(array, np.int64))
 
 
-def _in_fp8(x_mM: Tensor) -> Tensor:
-    """Rows as float8 e4m3 with a scale each, and back."""
-    scale_m1 = (x_mM.abs().amax(1, keepdim=True).float() / FP8_MAX).clamp(min=torch.finfo(torch.float32).tiny)
-    return ((x_mM / scale_m1).to(torch.float8_e4m3fn).float() * scale_m1).to(x_mM.dtype)
+def _arrived(x_mM: Tensor) -> Tensor:
+    """Rows after their way to another device in fp8."""
+    return decoded(encoded(x_mM), x_mM.dtype)

@@ -24,7 +24,7 @@ from ...evaluate.journey import Journey
 from ...evaluate.replay import choosers
 from ...evaluate.scene import Scene
 from ...evaluate.splits import Located
-from .folding import Counted, Gains, Seats, Way, numbers, sent
+from .folding import Counted, Gains, Seats, Way, as_int64, sent
 
 EMBEDDED = "embedded"
 MAX_TEXT_BYTES = 64 * 2**20
@@ -37,7 +37,7 @@ DRAWS = 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """A way on a part."""
+    """What a way to send rows gives on a part."""
 
     counted: Counted
     bits: Floats  #: Of the predicted tokens of each sample, `[I]`
@@ -80,11 +80,22 @@ class Step:
     seats: Seats
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What the experts of a layer are called with."""
+
+    x: Tensor  #: `[T, M]`
+    ids: Tensor  #: int64 `[T, K]`
+    weights: Tensor  #: `[T, K]`
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Measured:
     """A model on one part of the text that a trace was recorded on."""
 
-    def __init__(self, model: nn.Module, layers: Sequence[MoELayer], steps: Sequence[Step]) -> None:
-        self._model, self._layers, self._steps = model, layers, steps
+    model: nn.Module
+    layers: Sequence[MoELayer]
+    steps: Sequence[Step]
 
     def count(self, way: Way) -> Counted:
         """The rows of a way."""
@@ -92,16 +103,13 @@ class Measured:
 
     @torch.inference_mode()
     def judge(self, way: Way) -> Judged:
-        """Run the model a way."""
-        size, vocabulary = sum(len(step.place) for step in self._steps), 0
+        """Run the model with rows sent a way."""
+        size, vocabulary = sum(len(step.place) for step in self.steps), 0
         counted, bits, predicted = Counted(), np.zeros(size), np.zeros(size)
-        errors, outputs = np.zeros((2, size, len(self._layers)))
-        for step in self._steps:
-            share = step.tokens.shape[1]
+        errors, outputs = np.zeros((2, size, len(self.layers)))
+        for step in self.steps:
 
-            def replaced(
-                layer: int, module: Callable[..., Any], called: "Call", y: Tensor, step: Step = step
-            ) -> Tensor:
+            def replaced(layer: int, module: Callable[..., Any], called: Call, y: Tensor, step: Step = step) -> Tensor:
                 way_TM, counts = sent(way, layer, module, called.x, called.ids, called.weights, step.seats)
                 counted.add(layer, counts)
                 for table, of_TM in ((errors, way_TM - y), (outputs, y)):
@@ -109,43 +117,25 @@ class Measured:
                     table[step.place, layer] = squares_BS.sum(1).numpy()
                 return way_TM
 
-            with _replacing(self._layers, replaced):
-                logits_BSV = _logits(self._model, step.tokens)
+            with _replacing(self.layers, replaced):
+                logits_BSV = _logits(self.model, step.tokens)
             vocabulary = logits_BSV.shape[-1]
             loss_BS = functional.cross_entropy(
                 logits_BSV[:, :-1].flatten(0, 1).float(), step.tokens[:, 1:].flatten(), reduction="none"
             ).view(len(step.tokens), -1)
             bits[step.place] = loss_BS.double().sum(1).numpy() / np.log(2)
-            predicted[step.place] = share - 1
+            predicted[step.place] = loss_BS.shape[1]
         return Judged(counted, bits, predicted, errors, outputs, vocabulary)
 
     @torch.inference_mode()
-    def gates(self) -> Tensor:
-        """Gate weights of a token's experts but its first, of all tokens and layers."""
-        found = list[Tensor]()
-
-        def look(_layer: int, _module: Any, called: "Call", y: Tensor) -> Tensor:
-            found.append(called.weights.sort(1, descending=True).values[:, 1:].flatten().float())
-            return y
-
-        with _replacing(self._layers, look):
-            for step in self._steps:
-                _logits(self._model, step.tokens)
-        return torch.cat(found)
-
-    @torch.inference_mode()
     def gains(self, num_experts: int) -> Gains:
-        """How much an expert changes its output by a distance of its input, over the norm of the residual stream.
+        """Change of an expert's output per distance of its inputs' directions, over the norm of the residual stream.
 
-        The median over pairs of its tokens.
+        The median over pairs of the first step's tokens; an expert without pairs has the layer's median.
         """
-        gain_LE, norm_L, first = (
-            np.full((len(self._layers), num_experts), np.nan),
-            np.ones(len(self._layers)),
-            self._steps[0],
-        )
+        gain_LE, norm_L = np.full((len(self.layers), num_experts), np.nan), np.ones(len(self.layers))
 
-        def look(layer: int, module: Callable[..., Any], called: "Call", y: Tensor) -> Tensor:
+        def look(layer: int, module: Callable[..., Any], called: Call, y: Tensor) -> Tensor:
             for expert in range(num_experts):
                 x_nM = called.x[(called.ids == expert).any(1)][:NEAR]
                 if len(x_nM) > 1:
@@ -166,11 +156,11 @@ class Measured:
             return seen
 
         with ExitStack() as hooks:
-            for layer, one in enumerate(self._layers):
-                around = self._model.get_submodule(one.name.rpartition(".")[0].rpartition(".")[0])
+            for layer, one in enumerate(self.layers):
+                around = self.model.get_submodule(one.name.rpartition(".")[0].rpartition(".")[0])
                 hooks.callback(around.register_forward_hook(stream(layer)).remove)
-            hooks.enter_context(_replacing(self._layers, look))
-            _logits(self._model, first.tokens)
+            hooks.enter_context(_replacing(self.layers, look))
+            _logits(self.model, self.steps[0].tokens)
         gain_LE = np.where(np.isnan(gain_LE), np.nanmedian(gain_LE, axis=1, keepdims=True), gain_LE)
         return tuple(tuple(float(f"{gain:.4g}") for gain in row) for row in gain_LE / norm_L[:, None])
 
@@ -213,7 +203,7 @@ def measured(scene: Scene, journey: Journey, named: str, text: Path) -> list[Mea
             position_T, unit_T = np.tile(np.arange(length), len(unit_B)), unit_B.repeat(length)
             home_T, sample_T = cohort.home[unit_T], sample_B.repeat(length)
             at = Located(np.arange(len(unit_T)), unit_T, home_T, cohort.step[unit_T], position_T, sample_T + position_T)
-            seats = Seats(numbers(home_T), torch.zeros(len(home_T), dtype=torch.int64), shape, _choosing(choose, at))
+            seats = Seats(as_int64(home_T), torch.zeros(len(home_T), dtype=torch.int64), shape, _choosing(choose, at))
             steps.append(Step(samples_IS[sample_B], place_U[unit_B], seats))
         parts.append(Measured(model, layers, steps))
     _check_routing(scene, model, layers, samples_IS, named)
@@ -221,7 +211,7 @@ def measured(scene: Scene, journey: Journey, named: str, text: Path) -> list[Mea
 
 
 def _choosing(choose: Any, at: Located) -> Callable[[int, Tensor], Tensor]:
-    return lambda layer, ids_TK: numbers(choose(layer, ids_TK.numpy().astype(np.uint16), at.home, at))
+    return lambda layer, ids_TK: as_int64(choose(layer, ids_TK.numpy().astype(np.uint16), at.home, at))
 
 
 def _length(scene: Scene) -> int:
@@ -258,7 +248,7 @@ def _check_routing(scene: Scene, model: nn.Module, layers: Sequence[MoELayer], s
     sample_B = scene.cohorts[-1].unit_ids[:CHECKED]
     found = list[Ints]()
 
-    def look(_layer: int, _module: Any, called: "Call", y: Tensor) -> Tensor:
+    def look(_layer: int, _module: Any, called: Call, y: Tensor) -> Tensor:
         found.append(called.ids.sort(1).values.numpy())
         return y
 
@@ -278,15 +268,6 @@ def _check_routing(scene: Scene, model: nn.Module, layers: Sequence[MoELayer], s
             f"--model {named}: {alike:.0%} of its choices of experts are the trace's; give the model and the text that"
             " it was recorded on"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What the experts of a layer are called with."""
-
-    x: Tensor  #: `[T, M]`
-    ids: Tensor  #: int64 `[T, K]`
-    weights: Tensor  #: `[T, K]`
 
 
 @contextmanager

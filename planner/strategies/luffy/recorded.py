@@ -18,7 +18,7 @@ from ....traces.reader import Trace
 from ...evaluate.journey import Journey
 from ...evaluate.replay import choosers
 from ...evaluate.scene import Scene
-from .folding import Counted, Seats, Way, numbers
+from .folding import Counted, Seats, Way, as_int64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,10 +62,10 @@ def recorded(scene: Scene, journey: Journey, embeddings: Embeddings) -> list[Rec
             for name, column in of_all.items():
                 columns[name].append(column[kept_T])
         whole = {name: np.concatenate(of) for name, of in columns.items()}
-        seats = Seats(numbers(whole["home"]), numbers(whole["at"]), shape, _looked_up(numbers(whole["device"])))
+        seats = Seats(as_int64(whole["home"]), as_int64(whole["at"]), shape, _looked_up(as_int64(whole["device"])))
         weights = torch.from_numpy(whole["weights"].astype(np.float32))
         parts.append(
-            Recorded(embeddings, embeddings.places(whole), numbers(whole["ids"]), weights, seats, whole["unit"])
+            Recorded(embeddings, embeddings.places(whole), as_int64(whole["ids"]), weights, seats, whole["unit"])
         )
     return parts
 

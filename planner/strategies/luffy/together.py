@@ -17,7 +17,7 @@ from ....traces.embeddings import Embeddings
 from ...evaluate.evaluate import evaluate
 from ...evaluate.journey import Contender, Journey
 from ...task import Task
-from .folding import Rows, Way, numbers
+from .folding import Rows, Way, as_int64
 from .recorded import Recorded, recorded
 
 WHY = "residuals of condensed rows must follow their samples, so that homes which count them stay"
@@ -25,8 +25,8 @@ WHY = "residuals of condensed rows must follow their samples, so that homes whic
 
 def refuse_both(task: Task, journey: Journey, way: Way | None) -> NoReturn:
     """UsageError with the rows of either and of both, where hidden states tell them."""
-    told, embeddings = "", None if way is None else Embeddings.beside(task.trace)
-    if embeddings is not None and way is not None:
+    told = ""
+    if way is not None and (embeddings := Embeddings.beside(task.trace)) is not None:
         scene, label = task.scene, Contender("base", journey).label
         homes = evaluate(scene, [Contender("base", journey)]).homes[label][-1].device
         staying = replace(journey, dispatch_model="standard", homes=None)
@@ -47,14 +47,11 @@ def travelling(part: Recorded, homes_LI: Ints, way: Way) -> dict[str, int]:
     homes_LI
         Where samples are when each layer begins and after the last, `[L + 1, I]`.
     """
-    as_is = condensed = moving = both = 0
+    counts, moving, both = part.count(way).all, 0, 0
     for layer in range(part.ids.shape[1]):
         ids_TK, weight_TK = part.ids[:, layer], part.weights[:, layer]
         x_TM = torch.from_numpy(part.embeddings.layer(layer, part.places)).float()
-        rows, _ = way.rows(layer, ids_TK, weight_TK, part.seats)
-        counts = rows.counted(way.stands(layer, rows, x_TM, weight_TK))
-        as_is, condensed = as_is + 2 * counts["rows"], condensed + 2 * counts["sent"]
-        now_T, next_T = (numbers(homes_LI[at][part.unit]) for at in (layer, layer + 1))
+        now_T, next_T = (as_int64(homes_LI[at][part.unit]) for at in (layer, layer + 1))
         device_TK = part.seats.devices(layer, ids_TK)
         rows = Rows.of(ids_TK, device_TK, now_T, part.seats.step, part.seats.shape)
         row_n, device_n = rows.copies.row, rows.copies.place % part.seats.shape[0]
@@ -65,4 +62,5 @@ def travelling(part: Recorded, homes_LI: Ints, way: Way) -> dict[str, int]:
         returned = torch.stack([stands_n[away_n], next_T[row_n][away_n]], dim=1)
         residual_n = ~kept_n & (device_n == device_TK[row_n, 0]) & (now_T != next_T)[row_n]
         both += int((rows.remote_n & kept_n).sum()) + len(set(map(tuple, returned.tolist()))) + int(residual_n.sum())
-    return {"as they are": as_is, "condensed": condensed, "with samples moving": moving, "with both": both}
+    sent = {"as they are": 2 * counts["rows"], "condensed": 2 * counts["sent"]}
+    return sent | {"with samples moving": moving, "with both": both}

@@ -16,7 +16,7 @@ from moeplan.planner.demo.model import Experts
 from moeplan.profilers.routed import partial_sums
 from moeplan.runtime.engine.chunks import Chunks
 from moeplan.runtime.engine.clusters import BLOCK, clusters, nearest, priority, rounds, star
-from moeplan.runtime.engine.condenser import Condenser
+from moeplan.runtime.engine.condenser import standing
 from moeplan.runtime.engine.copies import Copies, select
 from moeplan.runtime.engine.fold import Fold, asked
 
@@ -45,12 +45,8 @@ class Rows:
         return cls(x, ids, logits.softmax(1), copies)
 
     def found(self, tau: float, *, cosine: bool = False) -> Tensor:
-        """The copy that stands for each on device 0, of which all of a cluster must be near."""
-        condenser = Condenser(cosine=cosine, medoid=False)
-        condenser.reach = tau
-        stands = condenser._stands(self.copies, self.x, self.weight, 0, training=True)
-        assert condenser.rows == int((self.copies.place > 0).sum())
-        return torch.arange(len(self.copies.row)) if stands is None else stands
+        """The copy that stands for each, where tokens are on device 0."""
+        return standing(self.copies, self.x, self.weight, self.copies.place > 0, tau, cosine=cosine)
 
 
 def distinct(stands: Tensor) -> Tensor:
@@ -109,6 +105,20 @@ def test_rounds_and_mixed_precision_find_the_same_clusters(top_k: int) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(clusters(*arguments, priority), expected)
     assert len(distinct(clusters(*arguments, star))) < 0.9 * len(expected)
+
+
+@given(seed=st.integers(0, 10**6), size=st.integers(1, 12))
+def test_rows_that_serve_most_are_kept_and_each_other_goes_to_the_nearest_of_them(seed: int, size: int) -> None:
+    room_ww = np.random.default_rng(seed).normal(size=(size, size))
+    np.fill_diagonal(room_ww, 0.0)
+    serves_ww, kept = room_ww >= 0, list[int]()
+    for row in sorted(range(size), key=lambda row: (-serves_ww[row].sum(), row)):
+        if not any(serves_ww[one, row] for one in kept):
+            kept.append(row)
+    expected = [row if row in kept else max(kept, key=lambda one: room_ww[one, row]) for row in range(size)]
+    room_Bww = torch.from_numpy(room_ww)[None]
+    assert priority(room_Bww)[0].tolist() == expected
+    assert nearest(room_Bww, rounds(room_Bww >= 0))[0].tolist() == expected
 
 
 def outputs(fold: Fold, experts: Experts, num_tokens: int) -> Tensor:
