@@ -127,7 +127,8 @@ def test_loss_error_and_rows_are_those_of_an_emulation(
         ]
     (ours,) = (one for one in part["ways"] if one["name"] == name)
     assert part["loss_bits"] == pytest.approx(bits[0], abs=1e-5)
-    assert ours["bits"]["value"] == pytest.approx(bits[1] - bits[0], abs=2e-4)
+    apart = 1e-3 if "fp8" in name else 2e-4  # where sums in another order round the other way
+    assert ours["bits"]["value"] == pytest.approx(bits[1] - bits[0], abs=apart)
     assert ours["error"]["value"] == pytest.approx(np.mean(errors), rel=1e-3)
     rows, sent = (sum(sum(getattr(one.seen, name)) for one in layers) for name in ("rows", "sent"))
     assert ours["rows_saved"] == pytest.approx(1 - sent / rows, abs=2 / rows)
