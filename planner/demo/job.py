@@ -128,9 +128,9 @@ class ExchangeOfModel(RoutedExchange):
     """The exchanges of some megabytes of a rank, which keeps more than of even ones only where tokens move on."""
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """From 1 to 4 MiB: those of a chunk's busiest port, and of a layer's."""
+        """From 1 to 8 MiB."""
         _, *chosen = ways(world.size)
-        return [{"bytes": 2**power, **way} for power in (20, 21, 22) for way in chosen]
+        return [{"bytes": 2**power, **way} for power in (20, 22, 23) for way in chosen]
 
 
 PREDICTING = (BlockOfModel(), ExchangeOfModel())
