@@ -9,6 +9,8 @@ from ..runtime.plan import Contender, Metric, Part
 from .document import Column, Table
 from .evaluate.metrics import METRICS, MetricSpec
 
+OF_IDEAL = "% of ideal: seconds of today's step under even loads / the row's"  # below tables with that column
+
 
 def worded(label: str) -> str:
     """A contender's label in words: its name, which may hold slashes, and its dispatch model."""

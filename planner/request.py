@@ -113,8 +113,8 @@ def cluster_for(
 ) -> Cluster:
     """The cluster a plan is for: that of the base it is solved `on`, else `NxG`, else the profile's own.
 
-    Its links are the base's, where that has any, else the profile's; without a base `KIND=GBps:us` stand in place of
-    some. A base's cluster may be said again, but no other.
+    Its links are the base's, where that has any, else the profile's, some replaced by `KIND=GBps:us`. A base's cluster
+    may be said again, but no other.
     """
     from ..profilers import profile as profiles
     from ..runtime import plan as plans
@@ -125,7 +125,7 @@ def cluster_for(
         based = plans.load(on).cluster
         if text is not None and str(asked) != str(based):
             raise UsageError(f"--cluster {text} beside {on}, a plan for {based}; leave --cluster out")
-        if links:
+        if links and based.links:
             raise UsageError(f"--link beside {on}, a plan for {based}, whose links are its own; leave it out")
         if based.links:
             return based

@@ -219,11 +219,10 @@ def _print(profile: "Profile", notes: Sequence[str], path: Path, picture: Sequen
             " things out with; record your own model before you plan for it"
         )
     flag = "" if path == Path("profile.json") else f" --profile {path}"
-    if not Path("traces").exists():
-        print(
-            "next: moeplan trace record MODEL --text FILE, unless you have a trace (solve --trace) or counts (import)"
-        )
-    print(f"{'next' if Path('traces').exists() else 'then'}: moeplan solve{flag}")
+    trace = "" if Path("traces").exists() else " --trace DIR"
+    if trace:
+        print("without a trace: moeplan trace import FILES (counts), or moeplan trace record MODEL --text FILE")
+    print(f"next: moeplan solve{trace}{flag}")
 
 
 def _record_embedded() -> str | None:

@@ -303,7 +303,7 @@ ROWS = (
     _timed("moe_s", "MoE", "seconds per step: the forward pass of MoE layers whose exchanges and experts overlap",
         headline=1),
     _timed("moe_backward_s", "backward", "the same of the backward pass"),
-    _timed(IDEAL, "ideal", "seconds per step if every device and every port had the mean load, and layers were whole"),
+    _timed(IDEAL, "even loads", "seconds per step if a row's devices and ports had the mean load, in whole layers"),
     _timed(STEP, "step", "seconds per step: all its parts", lambda sums, _: sums.step or None, headline=11),
 )
 # fmt: on

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ...errors import InputError
@@ -161,33 +160,31 @@ def _memory(plan: Plan) -> str:
 
 
 def by_size(verdict: Verdict, part: Part) -> Iterator[str]:
-    """The gain at other sizes of a step, and from which on it is sure to matter."""
+    """The gain and its interval at each size of a step that was judged, and at which of these it is sure to matter."""
     if len(verdict.sizes) < 2:
         return
-    sizes = [(one, " (scaled up)" if one.tokens_per_step > part.num_tokens else "") for one in verdict.sizes]
-    listed = ", ".join(f"{change_text(one.share.value)} at {one.tokens_per_step:,.0f}{how}" for one, how in sizes)
-    yield f"by tokens per step: {listed}{_turn(verdict)}"
+
+    def sized(one: SizedGain) -> str:
+        share, how = one.share, ", scaled up" if one.tokens_per_step > part.num_tokens else ""
+        known = share.low is not None and share.high is not None
+        interval = change_text(share.high, share.low) if known else "no interval"
+        return f"{change_text(share.value)} at {one.tokens_per_step:,.0f} ({interval}{how})"
+
+    yield f"by tokens per step (95 %): {', '.join(map(sized, verdict.sizes))}{_turn(verdict)}"
 
 
 def _turn(verdict: Verdict) -> str:
-    """Size at which a gain begins, or ceases, to be sure and to matter; empty where it does at no size, or at all."""
-
-    def margin(one: SizedGain) -> float:
-        """Gain beyond the least one that pays, by which sizes between are interpolated."""
-        low = -1.0 if one.share.low is None else one.share.low
-        return max(min(low - verdict.at_least, one.share.value - MATTERS), -1.0)
-
-    for small, large in pairwise(verdict.sizes):
-        first, last = margin(small), margin(large)
-        if (first >= 0) != (last >= 0):
-            way = first / (first - last)
-            tokens = small.tokens_per_step * (large.tokens_per_step / small.tokens_per_step) ** way
-            rounded = f"{float(f'{tokens:.2g}'):,.0f}"
-            if last >= 0:
-                return f"; certain from about {rounded} tokens per step on"
-            few = large.share.value >= max(MATTERS, verdict.at_least)
-            return f"; too few steps to be certain above about {rounded}" if few else f"; certain up to about {rounded}"
-    return ""
+    """The judged sizes at which a gain is sure and matters; empty where these are all, or none."""
+    sure = [
+        one.share.low is not None and one.share.low >= verdict.at_least and one.share.value >= MATTERS
+        for one in verdict.sizes
+    ]
+    if all(sure) or not any(sure):
+        return ""
+    sizes = [f"{one.tokens_per_step:,.0f}" for one, there in zip(verdict.sizes, sure, strict=True) if there]
+    rising = all(sure[sure.index(True) :])
+    where = f"from {sizes[0]} on" if rising else f"only at {' and '.join(sizes)}"
+    return f"; of these, certain {where}"
 
 
 def short_of(verdict: Verdict) -> str:

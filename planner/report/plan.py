@@ -32,6 +32,7 @@ OBJECTIVES = {
     "rows_sent": ("rows that travel, of all to other devices,", "%"),
     "moe_s": ("MoE layers take, per step,", "s"),
     "balance": ("busiest device over the mean, all fitted loads together,", ".4f"),
+    "window_balance": ("split of the last fitted steps on the start, busiest device over the mean,", ".4f"),
     "step_balance": ("busiest device over the mean, mean over the fitted steps,", ".4f"),
     "hops_kept": ("hops kept", "%"),
     "hop_cost": ("a transition costs, in hops inside a node,", ".3f"),

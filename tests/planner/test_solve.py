@@ -36,6 +36,10 @@ def test_a_base_without_links_takes_those_of_the_profile_and_one_with_links_keep
         assert cluster_for(None, tmp_path / "profile.json", on=tmp_path / f"{name}.json") == expected
         assert cluster_for("2x2", tmp_path / "profile.json", on=tmp_path / f"{name}.json") == expected
     assert cluster_for(None, None, on=tmp_path / "bare.json") == Cluster.parse("2x2")
+    given = ["intra=400:2", "inter=400:9"]
+    assert cluster_for(None, None, given, on=tmp_path / "bare.json") == fast.cluster
+    with pytest.raises(UsageError, match="whose links are its own"):
+        cluster_for(None, None, given, on=tmp_path / "linked.json")
 
 
 def test_the_same_seed_gives_the_same_plan_and_another_seed_another_split(make_trace: Any) -> None:

@@ -13,7 +13,7 @@ from ...document import Column, Table
 from ...evaluate.evaluate import MATTERS
 from ...evaluate.metrics import ATTENTION, BALANCE, COMBINE, COPIES, DISPATCH, EXPERTS, KV, METRICS, TAIL
 from ...evaluate.price import IDEAL, STEP
-from ...figures import TimeUnit, change_text, find, value
+from ...figures import OF_IDEAL, TimeUnit, change_text, find, value
 from ...options import AutoOptions, Tried
 from .search import near
 
@@ -59,7 +59,9 @@ def table(plan: Plan, part: Part) -> Table:
     if all(COPIES in row.metrics for row in rows):
         columns.append(Column("copies/token", [f"{row.metrics[COPIES]:.2f}" for row in rows]))
     left = len(options.tried) - 1 - len(shown)
-    return Table(columns, whole=True, note=f"{left} more rows: --json" if left else "")
+    notes = [f"{left} more rows: --json"] * bool(left)
+    notes += [OF_IDEAL] * any(column.header == "% of ideal" for column in columns)
+    return Table(columns, whole=True, note="; ".join(notes))
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:

@@ -8,7 +8,7 @@ from ...document import Column, Section, Table, Text
 from ...evaluate.evaluate import MATTERS
 from ...evaluate.metrics import BALANCE, MIGRATED
 from ...evaluate.price import IDEAL, STEP
-from ...figures import TimeUnit, find, megabytes, percent, value
+from ...figures import OF_IDEAL, TimeUnit, find, megabytes, percent, value
 from ...options import RebalancingOptions
 
 RUNTIME = "moeplan's own runtime carries it out: model = parallelize(model, load_plan()), as docs/runtime.md shows"
@@ -19,7 +19,8 @@ def table(plan: Plan, part: Part) -> Table:
     followed, rows = RebalancingOptions.of(plan).followed, part.contenders
     today = find(part, plan.verdict.against) if plan.verdict is not None else rows[1]
     columns = [Column("", ["today" if one is today else one.name for one in rows])]
-    if all(STEP in one.metrics for one in rows):
+    timed = all(STEP in one.metrics for one in rows)
+    if timed:
         unit, base = TimeUnit.up_to(max(value(one, STEP) for one in rows)), value(today, STEP)
         columns += [
             Column(f"step, {unit.name}", [unit.text(value(one, STEP)) for one in rows]),
@@ -35,7 +36,7 @@ def table(plan: Plan, part: Part) -> Table:
         Column("changes", ["-" if one is None else f"{one.changes:,}" for one in known]),
         Column("planning, all steps", ["-" if one is None else TimeUnit.worded(one.planning_s) for one in known]),
     ]
-    return Table(columns)
+    return Table(columns, note=OF_IDEAL if timed else "")
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BASIS = "max/mean load of its devices, on the steps that judge"
 SHADES = " ▁▂▃▄▅▆▇█"
 LABEL = 26
+EVEN = 1.0005  # what a table prints as 1.000
 
 
 def timeline_picture(plan: Plan, layer: int, width: int, folder: Path) -> Iterable[str]:
@@ -30,7 +31,12 @@ def timeline_picture(plan: Plan, layer: int, width: int, folder: Path) -> Iterab
     yield f"layer {layer}: {BASIS}, {schedule.steps[0]:,} to {schedule.steps[-1]:,}"
     each = f"{len(schedule.steps) / columns:.3g}"
     yield f"a column = {each} recorded steps; empty = 1, {SHADES[-1]} = {worst:.2f}, on a log scale"
+    flat = [name for name, rows in balance.items() if rows.max() < EVEN]
+    if flat:
+        yield f"even at every step (below {EVEN:g}), not drawn: {', '.join(flat)}"
     for name, rows in balance.items():
+        if name in flat:
+            continue
         heights = [np.log(max(float(rows[part].mean()), 1.0)) / np.log(worst) for part in parts]
         marks = "".join(
             SHADES[min(int(np.ceil(height * (len(SHADES) - 1) - 0.05)), len(SHADES) - 1)] for height in heights

@@ -15,12 +15,13 @@ def law_for(task: Task) -> Law:
     assert samples is not None
     links = task.request.cluster.links
     if costs is None or costs.attention is None or costs.exchange is None or not links:
-        missing = {} if costs is None else costs.missing
-        lacks = [missing[part] for part in ("attention", "dispatch") if part in missing]
-        why = "there is no profile" if costs is None else (*lacks, "no links are known")[0]
+        missing = {"attention": "there is no profile"} if costs is None else costs.missing
+        why = missing.get("dispatch", "no links are known; give --link intra=GBps:us, and inter=GBps:us between nodes")
+        if "attention" in missing:
+            why = f"{missing['attention']}; give --profile with both (moeplan profile, or --preset)"
         raise UsageError(
-            f"--strategy luffy weighs attention against exchanges, but {why}; give --profile with both (moeplan"
-            " profile, or --preset), or --strategy netmoe, which weighs exchanges alone"
+            f"--strategy luffy weighs attention against exchanges, but {why}; or --strategy netmoe, which weighs"
+            " exchanges alone"
         )
     return law_of(
         costs.attention,

@@ -94,9 +94,9 @@ def test_only_where_this_machine_was_measured_the_toy_is_recorded(moeplan: Any, 
     for words in (("--cluster", "2x8", "-o", "net.json"), ("--merge", "node.json", "net.json", "-o", "all.json")):
         done = moeplan("profile", *words, cwd=tmp_path)
         assert not (tmp_path / "traces").exists()
-        first, then = done.stdout.splitlines()[-2:]
-        assert first.startswith("next: moeplan trace record MODEL --text FILE, unless you have a trace")
-        assert then == f"then: moeplan solve --profile {words[-1]}"
+        without, following = done.stdout.splitlines()[-2:]
+        assert without.startswith("without a trace: moeplan trace import FILES (counts), or moeplan trace record MODEL")
+        assert following == f"next: moeplan solve --trace DIR --profile {words[-1]}"
     before = json.dumps(measured().model_dump(mode="json"), sort_keys=True)  # a plan would name this file by its hash
     (tmp_path / "profile.json").write_text(before)
     said = moeplan("profile", "--resume", "--full", "--plot", "fits.html", cwd=tmp_path).stdout

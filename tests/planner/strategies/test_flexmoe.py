@@ -289,7 +289,11 @@ def test_a_layer_without_tokens_is_even(tmp_path: Path, profile: Path) -> None:
     plan = load(tmp_path / "plan.json")
     balance = schedule_of(tmp_path / "plan.json", plan).balance["plan"]
     assert (balance[:, 1] == 1).all()
-    assert "layer 1" in "".join(timeline_picture(plan, 1, 80, tmp_path))
+    lines = [*timeline_picture(plan, 1, 80, tmp_path)]
+    assert lines[0].startswith("layer 1")
+    (even,) = (line for line in lines if line.startswith("even at every step"))
+    assert even.partition(": ")[2].split(", ")[0] == "plan"
+    assert not [line for line in lines if line.startswith("plan ")]
 
 
 def test_steps_at_unequal_distances_stand_for_their_mean(tmp_path: Path, profile: Path) -> None:

@@ -97,12 +97,13 @@ def test_compare_pads_as_the_plan_says(counts: Any, profile: Path, tmp_path: Pat
 
 
 def test_without_attention_or_links_it_is_netmoe(counts: Any, profile: Path, make_profile: Any) -> None:
-    for settings in (
-        {"cluster": "2x2"},
-        {"cluster": "2x2", "links": LINKS},
-        {"profile": make_profile("2x2", cases=("all_to_all",))},
+    for settings, mend in (
+        ({"cluster": "2x2"}, "give --profile with both"),
+        ({"cluster": "2x2", "links": LINKS}, "give --profile with both"),
+        ({"profile": make_profile("2x2", cases=("all_to_all",))}, "give --profile with both"),
+        ({"cluster": "2x2", "profile": make_profile("2x2", cases=("attention",))}, "give --link intra=GBps:us"),
     ):
-        with pytest.raises(UsageError, match=r"but .*or --strategy netmoe, which weighs exchanges alone"):
+        with pytest.raises(UsageError, match=rf"but .*{mend}.*; or --strategy netmoe, which weighs exchanges alone"):
             planned(counts, "luffy", **settings)
 
 
