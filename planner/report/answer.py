@@ -166,8 +166,9 @@ def by_size(verdict: Verdict, part: Part) -> Iterator[str]:
 
     def sized(one: SizedGain) -> str:
         share, how = one.share, ", scaled up" if one.tokens_per_step > part.num_tokens else ""
-        known = share.low is not None and share.high is not None
-        interval = change_text(share.high, share.low) if known else "no interval"
+        interval = "no interval"
+        if share.low is not None and share.high is not None:
+            interval = change_text(share.high, share.low)
         return f"{change_text(share.value)} at {one.tokens_per_step:,.0f} ({interval}{how})"
 
     yield f"by tokens per step (95 %): {', '.join(map(sized, verdict.sizes))}{_turn(verdict)}"
