@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ..compare import Comparison
 
 MOST_REMARKS = 5
+NOTHING_TO_GAIN = "no benefit expected"
 EXCHANGES = {KV: "gathering K and V", DISPATCH: "dispatch", COMBINE: "combine"}
 BYTES = [spec.name for spec in METRICS.values() if spec.unit == "bytes" and spec.needs == SIZED]  # of copies, K and V
 LITTLE = 0.01  # more of something is not worth mention
@@ -76,7 +77,7 @@ def doubt(plan: Plan) -> str:
     if plan.verdict.gain.low is None:
         return "no benefit shown"
     share = plan.verdict.share
-    return "gain not certain" if share is not None and share.value >= MATTERS else "no benefit expected"
+    return "gain not certain" if share is not None and share.value >= MATTERS else NOTHING_TO_GAIN
 
 
 def carried(plan: Plan, engine: Engine) -> str:
@@ -166,7 +167,7 @@ def by_size(verdict: Verdict, part: Part) -> Iterator[str]:
 
     def sized(one: SizedGain) -> str:
         share, how = one.share, ", scaled up" if one.tokens_per_step > part.num_tokens else ""
-        interval = "no interval"
+        interval = "too few steps"
         if share.low is not None and share.high is not None:
             interval = change_text(share.high, share.low)
         return f"{change_text(share.value)} at {one.tokens_per_step:,.0f} ({interval}{how})"
@@ -184,8 +185,8 @@ def _turn(verdict: Verdict) -> str:
         return ""
     sizes = [f"{one.tokens_per_step:,.0f}" for one, there in zip(verdict.sizes, sure, strict=True) if there]
     rising = all(sure[sure.index(True) :])
-    where = f"from {sizes[0]} on" if rising else f"only at {' and '.join(sizes)}"
-    return f"; of these, certain {where}"
+    where = f"from {sizes[0]} on" if rising else f"at {' and '.join(sizes)}"
+    return f"; certain {where}"
 
 
 def short_of(verdict: Verdict) -> str:

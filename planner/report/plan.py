@@ -19,7 +19,7 @@ from ..figures import TimeUnit, contender_table, percent
 from ..options import EvaluationOptions, SecondsOptions
 from ..strategies.registry import chosen_by, decided_by
 from ..strategies.strategy import Strategy
-from .answer import answer, doubts, judged_sections, remarks
+from .answer import NOTHING_TO_GAIN, answer, doubt, doubts, judged_sections, remarks
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SECONDS = [spec.name for spec in METRICS.values() if spec.unit == "seconds"]
@@ -47,15 +47,20 @@ OBJECTIVES = {
 
 def solve_report(plan: Plan, path: Path, console: Console, *, verbose: bool = False) -> None:
     """Print a plan that was just solved, its file, and the next command."""
-    pays = plan.verdict is None or plan.verdict.value == "benefit"
-    strategies = _strategies(plan)
-    pays = pays and all(one.to_apply(plan) for one in strategies)
-    flags = "".join(one.apply_flags(plan) for one in strategies)
-    step = (
-        f"moeplan apply {path}{flags}" if pays else "nothing to apply; record more, or other traffic, and solve again"
-    )
-    wrote = Text.of(f"wrote {path}    next: {step}")
+    wrote = Text.of(f"wrote {path}    next: {_next_step(plan, path)}")
     to_console([*plan_sections(plan, console.width), Section("", (wrote,))], console, verbose=verbose)
+
+
+def _next_step(plan: Plan, path: Path) -> str:
+    """The command that carries a plan out; for a plan that does not pay, what else to try."""
+    strategies = _strategies(plan)
+    pays = plan.verdict is None or plan.verdict.value == "benefit"
+    if pays and all(one.to_apply(plan) for one in strategies):
+        return f"moeplan apply {path}{''.join(one.apply_flags(plan) for one in strategies)}"
+    if doubt(plan) == NOTHING_TO_GAIN:
+        others = "" if chosen_by(plan) else "; moeplan solve without --strategy tries all"
+        return f"nothing to apply: keep what runs today{others}"
+    return "nothing to apply: record more, and solve again"
 
 
 def show_report(plan: Plan, path: Path, console: Console, *, verbose: bool = False) -> None:
