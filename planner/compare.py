@@ -282,7 +282,7 @@ def _check(
 
 
 def _bounds(plans: Sequence[LoadedPlan], rule: ReplayRule | None, scene: Scene) -> dict[str, list[SplitBound]]:
-    """What bounds the plans whose steps are split exactly, by label."""
+    """Bounds of the plans whose steps are split exactly, by label."""
     own = [one.contender.named(one.path, replica_rule=rule or one.contender.journey.replica_rule) for one in plans]
     stay = [one for one in own if one.journey.following is None]
     split = [one for one in stay if one.journey.rule in BY_STEP and one.journey.placement.has_replicas]

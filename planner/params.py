@@ -87,12 +87,12 @@ class Params:
         return params
 
     def within(self, limit_s: float, *, patient: bool = False) -> Self:
-        """The same with a search of so many seconds; `patient`: of the work that a core does in them, however long."""
+        """These parameters with a search of so many seconds; `patient`: of a core's work in them, however long."""
         return self
 
     @property
     def kind(self) -> "Params":
-        """The same but for how much memory they ask for."""
+        """These parameters, whatever memory they ask for."""
         return self
 
     @property
@@ -144,5 +144,5 @@ class PlacementParams(Params):
 
     @property
     def kind(self) -> Params:
-        """The same with any number of slots."""
+        """These parameters with any number of slots."""
         return dataclasses.replace(self, slots=None, redundant=0)

@@ -268,7 +268,7 @@ class Task:
 
     @property
     def judging_scenes(self) -> list[tuple[float, Scene]]:
-        """The same with the part that judges alone."""
+        """Weighted scenes with the part that judges alone."""
         return [(weight, self.once(("judging", scene), partial(_judging, scene))) for weight, scene in self.scenes]
 
     def resized(self, factor: float) -> list[tuple[float, Scene]]:
@@ -296,7 +296,7 @@ class Task:
 
     @property
     def fitted_by(self) -> tuple[Hashable, ...]:
-        """What the fitted units depend on, of tasks on the same trace."""
+        """Key of the fitted units, of tasks on the same trace."""
         return (self.moves_samples, self.strategy.by_time, self.inner)
 
     @property

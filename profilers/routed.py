@@ -64,7 +64,7 @@ def looped(x_PM: Tensor, end_E: Tensor, w_in: Tensor, w_out: Tensor) -> Tensor:
 
 
 def grouped(x_PM: Tensor, end_E: Tensor, w_in: Tensor, w_out: Tensor) -> Tensor:
-    """The same by one product of all experts for gate and up, and one for down; the host waits for nothing."""
+    """Experts' outputs by one product of all for gate and up, and one for down; the host waits for nothing."""
     inner_PH = _inner(functional.grouped_mm(x_PM, w_in.mT, offs=end_E), w_out.shape[2])
     return functional.grouped_mm(inner_PH, w_out.mT, offs=end_E)
 

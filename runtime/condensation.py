@@ -53,7 +53,7 @@ class Condensation:
 
     @property
     def tau(self) -> float | None:
-        """How far a copy may be from the one that stands for it."""
+        """Largest distance of a copy from the one that stands for it."""
         return self._tau
 
     @tau.setter
@@ -64,7 +64,7 @@ class Condensation:
 
     @property
     def in_eval(self) -> bool:
-        """Whether copies are condensed outside training, too."""
+        """True if copies are condensed outside training, too."""
         return self._in_eval
 
     @in_eval.setter

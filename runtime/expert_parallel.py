@@ -198,7 +198,7 @@ class ExpertParallelModel(nn.Module):
     def _called(
         self, tokens: Tensor | None, samples: Tensor | None, mask: Tensor | None, inputs: dict[str, Any]
     ) -> Any:
-        """What the model returns for inputs of its own; parameters as of `forward`."""
+        """Output of the model for inputs of its own; parameters as of `forward`."""
         if mask is not None:
             raise UsageError(f"mask beside the model's own {', '.join(inputs)}; give it by the model's name for it")
         given = next((one for one in (tokens, *map(inputs.get, TOKENS)) if one is not None), None)

@@ -36,7 +36,7 @@ Schedule = Mapping[int, ArrayLike]
 
 
 class _Known(NamedTuple):
-    """What a decision about one layer goes by."""
+    """Facts that a decision about one layer goes by."""
 
     layer: int
     window: Ints  #: `[W, 1, E, D]`

@@ -24,7 +24,7 @@ FORMAT = "moeplan rebalancing schedule 1"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """What a run did on recorded steps."""
+    """Record of what a run did on recorded steps."""
 
     steps: Ints  #: The recorded steps, `[B]`
     #: Rows of `COLUMNS`, `[O, 6]`: from this step on an expert is on another device too (expand), no more on one
@@ -102,7 +102,7 @@ class Schedule:
 
 
 def schedule_of(plan: LoadedPlan) -> dict[int, Ints]:
-    """What a flexmoe plan did on the steps that judged it, to be replayed: `parallelize(..., schedule=...)`.
+    """Schedule of a flexmoe plan on the steps that judged it, to be replayed: `parallelize(..., schedule=...)`.
 
     Returns
     -------

@@ -82,7 +82,7 @@ class PlanCallback(TrainerCallback, ExportableState):
                 self.model.rebalancing.load_state_dict(rebalancing, getattr(optimizer, "optimizer", optimizer))
 
     def state(self) -> dict[str, Any]:
-        """What the Trainer keeps of replicas that follow the load."""
+        """State that the Trainer keeps of replicas that follow the load."""
         model = getattr(self, "model", None)
         if model is None or model.rebalancing is None:
             return {"args": {}, "attributes": {}}

@@ -30,7 +30,7 @@ def priority_cover(serves_Bnn: Bools) -> Ints:
 
 
 def star_cover(serves_Bnn: Bools) -> Ints:
-    """As `priority_cover`, but each kept row is one that serves most of the rows that are still without one (LUFFY)."""
+    """Cover as of `priority_cover`, but each kept row serves most of the rows that are still without one (LUFFY)."""
     kept_Bn: Ints = _star(np.ascontiguousarray(serves_Bnn))
     return kept_Bn
 

@@ -29,7 +29,7 @@ FAR = np.int64(2**62)
 
 
 class Holders(NamedTuple):
-    """Who holds what in a layer.
+    """Holders of the experts of a layer.
 
     The slots of expert e are `first[e] : first[e + 1]`, those of cell c `cell_first[c] : cell_first[c + 1]`, its cells
     `expert_first[e] : expert_first[e + 1]`; device d holds the slots `held[held_first[d] : held_first[d + 1]]`.
@@ -54,7 +54,7 @@ class Holders(NamedTuple):
 
 
 def holders_of(experts: NDArray[np.integer], slots: NDArray[np.integer], num_experts: int, group: int) -> Holders:
-    """Who holds what, for the expert in every slot `[P]` of devices with these many slots `[D]`, `group` a node."""
+    """Holders, for the expert in every slot `[P]` of devices with these many slots `[D]`, `group` a node."""
     starts = np.concatenate([[0], np.cumsum(slots)]).astype(np.int64)
     found: Holders = in_cells(slots_of(experts.astype(np.int64), starts, num_experts), group)
     return found
@@ -62,7 +62,7 @@ def holders_of(experts: NDArray[np.integer], slots: NDArray[np.integer], num_exp
 
 @compiled
 def slots_of(experts: Ints, starts: Ints, num_experts: int) -> Holders:
-    """Who holds what, as far as `least` and `relieve` ask: without the cells and arcs of `in_cells`.
+    """Holders as far as `least` and `relieve` ask: without the cells and arcs of `in_cells`.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def slots_of(experts: Ints, starts: Ints, num_experts: int) -> Holders:
 
 @compiled
 def in_cells(slots: Holders, group: int) -> Holders:
-    """Who holds what, with the cells on nodes of `group` devices, and the arcs of the flow over them."""
+    """Holders with the cells on nodes of `group` devices, and the arcs of the flow over them."""
     first, device, expert = slots.first, slots.device, slots.expert
     num_experts, num_devices, num_slots = len(first) - 1, len(slots.held_first) - 1, len(device)
     # Cells: an expert's slots on a node follow one another.
@@ -166,7 +166,7 @@ def in_cells(slots: Holders, group: int) -> Holders:
 
 @compiled
 def split(pairs: Ints, holders: Holders, ratio: int) -> tuple[Ints, int]:
-    """What every slot serves of every source `[P, D]`, and the busiest device's load.
+    """Pairs by slot and source `[P, D]`, and the busiest device's load.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ def least(total: Ints, holders: Holders) -> tuple[int, Bools, Ints]:
 
 @compiled
 def poured(total: Ints, holders: Holders) -> tuple[Ints, Ints]:
-    """What every slot serves `[P]` and the loads `[D]` after each expert in turn has evened those of its devices."""
+    """Pairs by slot `[P]` and the loads `[D]` after each expert in turn has evened those of its devices."""
     first, device = holders.first, holders.device
     num_experts, num_devices = len(total), len(holders.held_first) - 1
     served, load = np.zeros(len(device), np.int64), np.zeros(num_devices, np.int64)
@@ -337,7 +337,7 @@ def pour(amount: int, start: int, end: int, served: Ints, load: Ints, device: In
 
 @compiled
 def nearest(pairs: Ints, total: Ints, holders: Holders, most: int, ratio: int) -> Ints:
-    """What every slot serves `[P]` at the least traffic, no device more than `most`, which must be enough."""
+    """Pairs by slot `[P]` at the least traffic, no device more than `most`, which must be enough."""
     first, device, cell, node = holders.first, holders.device, holders.cell, holders.node
     cell_first, expert_first, group = holders.cell_first, holders.expert_first, holders.devices_per_node
     num_experts, num_devices, num_cells = len(total), pairs.shape[1], len(node)
@@ -444,7 +444,7 @@ def nearest(pairs: Ints, total: Ints, holders: Holders, most: int, ratio: int) -
 
 @compiled
 def _price(value: int, free: int, price: int, less: int, more: int, cost: Ints, room: Ints) -> None:
-    """What a pair less and a pair more cost an item that serves `free` pairs at no price, and how many go so."""
+    """Costs of a pair less and a pair more for an item that serves `free` pairs at no price, and how many go so."""
     if value > free:
         cost[less], room[less], cost[more], room[more] = -price, value - free, price, FAR
     elif value < free:
@@ -455,7 +455,7 @@ def _price(value: int, free: int, price: int, less: int, more: int, cost: Ints, 
 
 @compiled
 def deal(pairs: Ints, served: Ints, holders: Holders) -> Ints:
-    """What every slot serves of every source `[P, D]`: own device first, own node next, then the others in order."""
+    """Pairs by slot and source `[P, D]`: own device first, own node next, then the others in order."""
     num_slots, num_devices = len(served), pairs.shape[1]
     first, device, group = holders.first, holders.device, holders.devices_per_node
     dealt = np.zeros((num_slots, num_devices), np.int64)

@@ -14,7 +14,7 @@ from .luffy import Attention, Law
 
 
 def fault(method: str, law: Law | None, *, predicts: bool | None = None) -> str | None:
-    """What is wrong with a policy of this method, attention law and, unless None is said, predictor; None: nothing."""
+    """Fault of a policy of this method, attention law and, unless None is said, predictor; None: no fault."""
     methods = netmoe.METHODS if law is None else luffy.METHODS
     if method not in methods:
         beside = "" if law is None else " with an attention law"

@@ -1,4 +1,4 @@
-"""What each replica serves of each source in a step, rule by rule, and the ports that it goes through; compiled.
+"""Pairs that each replica serves of each source in a step, rule by rule, and the ports that it goes through; compiled.
 
 Beside `quota` and `lp` (`step_split`), where placements change between steps, two rules more are told apart by pairs:
 `even`, each source's tokens of an expert going round its holders, and `capacity`, FlexMoE's Algorithm 3.
@@ -19,7 +19,7 @@ QUOTA, EVEN, CAPACITY = range(3)  # in `DEALS`
 
 @compiled
 def even_deal(pairs: Ints, holders: Holders) -> Ints:
-    """What every slot serves of every source `[P, D]` when each source goes round an expert's holders in turn.
+    """Pairs by slot and source `[P, D]` when each source goes round an expert's holders in turn.
 
     Source g begins with holder g, so that what does not divide is spread.
     """
@@ -35,7 +35,7 @@ def even_deal(pairs: Ints, holders: Holders) -> Ints:
 
 @compiled
 def capacity_deal(pairs: Ints, holders: Holders) -> Ints:
-    """What every slot serves of every source `[P, D]` by FlexMoE's Algorithm 3: even capacities, own device first.
+    """Pairs by slot and source `[P, D]` by FlexMoE's Algorithm 3: even capacities, own device first.
 
     The others' tokens go to what is left of the capacities in proportion.
     """
@@ -68,7 +68,7 @@ def capacity_deal(pairs: Ints, holders: Holders) -> Ints:
 
 @compiled
 def proportional_deal(pairs: Ints, served: Ints, holders: Holders) -> Ints:
-    """What every slot serves of every source `[P, D]`, each source's tokens in proportion to what slots serve `[P]`."""
+    """Pairs by slot and source `[P, D]`, each source's tokens in proportion to what slots serve `[P]`."""
     first = holders.first
     dealt = np.zeros((len(served), pairs.shape[1]), np.int64)
     for e in range(len(pairs)):
@@ -84,7 +84,7 @@ def proportional_deal(pairs: Ints, served: Ints, holders: Holders) -> Ints:
 
 @compiled
 def dealt(pairs: Ints, holders: Holders, rule: int, ratio: int) -> Ints:
-    """What every slot serves of every source `[P, D]` of pairs `[E, D]` by the rule of this number in `DEALS`."""
+    """Pairs by slot and source `[P, D]` of pairs `[E, D]` by the rule of this number in `DEALS`."""
     if rule == QUOTA:
         return split(pairs, holders, ratio)[0]
     if rule == EVEN:
@@ -131,7 +131,7 @@ def traffic_of_steps(pairs: Ints, holders: Holders, rule: int, ratio: int) -> tu
 
 @compiled
 def served(total: Ints, holders: Holders) -> Ints:
-    """What every slot serves `[P]` of each expert's pairs `[E]`, wherever they come from."""
+    """Pairs by slot `[P]` of each expert's `[E]`, wherever they come from."""
     most, _, _ = least(total, holders)
     nowhere = np.zeros((len(total), len(holders.held_first) - 1), np.int64)
     return nearest(nowhere, total, holders, most, 1)

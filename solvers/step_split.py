@@ -82,7 +82,7 @@ class StepSplit:
 
 
 def layer_holders(placement: Placement, group: int) -> list[Holders]:
-    """Who holds what in every layer; a node of `group` devices."""
+    """Holders of experts in every layer; a node of `group` devices."""
     rows = placement.physical_to_logical
     return [holders_of(row_P, placement.slots, placement.num_experts, group) for row_P in rows]
 

@@ -67,7 +67,7 @@ class ModelSpec:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        """As pydantic has it, but `top_k_groups` is written only where known: files and hashes stay what they were."""
+        """Schema of pydantic, but `top_k_groups` is written only where known: files and hashes stay what they were."""
         from pydantic_core import core_schema
 
         def known(spec: "ModelSpec", write: Any) -> Any:

@@ -48,7 +48,7 @@ class NaiveSplit:
         self._holders = dict[bytes, Holders]()
 
     def holders(self, step: int, layer: int) -> Holders:
-        """Who holds what in a layer at a step; after the last one as in it."""
+        """Holders of a layer's experts at a step; after the last step as in it."""
         if self.changes is None:
             row_P, slots_D = self.placement.physical_to_logical[layer], self.placement.slots
         else:
@@ -112,7 +112,7 @@ class NaiveSplit:
         return load_MD
 
     def _dealt(self, pairs_ED: Numbers, holders: Holders, *, by_source: bool = False) -> Numbers:
-        """What every slot serves by the journey's rule of each queue, `[P, Q]`; `by_source`: of each source."""
+        """Pairs that every slot serves of each queue by the journey's rule, `[P, Q]`; `by_source`: of each source."""
         if self.journey.rule == "lp" and by_source:
             return _in_proportion(pairs_ED, self._claimed(pairs_ED, holders)[:, 0], holders)
         if self.journey.rule in ("quota", "lp"):
@@ -148,7 +148,7 @@ class NaiveSplit:
         return dealt_PQ
 
     def _prices(self, holders: Holders) -> Numbers:
-        """What a pair from every source costs at every slot, `[P, D]`."""
+        """Cost of a pair from every source at every slot, `[P, D]`."""
         source_D = np.arange(self.placement.num_devices)
         crosses_PD = holders.device[:, None] // self.group != source_D // self.group
         return np.where(holders.device[:, None] == source_D, 0, np.where(crosses_PD, self.ratio, 1))

@@ -137,7 +137,7 @@ PREDICTING = (BlockOfModel(), ExchangeOfModel())
 
 
 class Job(NamedTuple):
-    """What all ranks run: trials on the tokens of a text, `[I, S]`, whose experts are `ids`, `[T, L, K]`."""
+    """Work of all ranks: trials on the tokens of a text, `[I, S]`, whose experts are `ids`, `[T, L, K]`."""
 
     trials: Sequence[Trial]
     tokens: NDArray[np.int64]

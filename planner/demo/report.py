@@ -88,7 +88,7 @@ def _seconds(demo: Demo) -> Iterator[str]:
 
 
 def interval_words(pairs: Sequence[tuple[float, Metric | None]]) -> str:
-    """How many measured seconds lie within the intervals of what was predicted; useless where one spans too much."""
+    """Number of measured seconds within the predicted intervals; useless where one spans too much."""
     known = [(seconds, one.low or 0.0, one.high or 0.0) for seconds, one in pairs if one is not None]
     if not known:
         return "not predicted"

@@ -53,7 +53,7 @@ class Cut:
 
     @classmethod
     def equal(cls, degree: int, num_layers: int, calls: int = 1) -> Self:
-        """The same number of equal chunks in every layer."""
+        """Equal chunks, as many in every layer."""
         return cls(np.full(num_layers, degree), np.full(num_layers, calls))
 
     @classmethod

@@ -158,7 +158,7 @@ def copies_metric(dispatch_model: DispatchModel, cluster: Cluster) -> str:
 
 
 def load_metric(costs: CostModel | None) -> Literal["experts_s", "balance"]:
-    """What the busiest device costs: the seconds of its experts, which know what their weights cost, else its load."""
+    """Metric of the busiest device: seconds of its experts, which hold the cost of weights, else its load."""
     return EXPERTS if costs is not None and costs.experts else BALANCE
 
 

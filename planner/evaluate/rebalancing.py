@@ -81,7 +81,7 @@ class Following:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """Who holds what in each period of a part's steps: one period where the placement stays."""
+    """Holders of experts in each period of a part's steps: one period where the placement stays."""
 
     holders: "Sequence[Sequence[Holders]]"  #: `[R][L]`
     period: Ints  #: Of each step, `[B]`
@@ -90,7 +90,7 @@ class Held:
 
     @classmethod
     def of(cls, journey: "Journey", pairs: NDArray[np.integer], group: int) -> "Held":
-        """Who holds what on a journey whose steps have these pairs, `[B, L, E, D]`; nodes of `group` devices."""
+        """Holders on a journey whose steps have these pairs, `[B, L, E, D]`; nodes of `group` devices."""
         from ...solvers.flexmoe.state import holders_in
         from ...solvers.step_split import layer_holders
 

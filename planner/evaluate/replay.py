@@ -101,7 +101,7 @@ def step_loads(scene: Scene) -> list[Ints]:
 
 
 def _row_loads(scene: Scene) -> list[Ints]:
-    """The same by the rows of a tally, `[M, L, E]`."""
+    """Token-expert pairs of every expert by the rows of a tally, `[M, L, E]`."""
     model, loads = scene.source.meta.model, list[Ints]()
     for cohort in scene.cohorts:
         steps, layers, experts = cohort.num_rows, model.num_layers, model.num_experts
@@ -186,7 +186,7 @@ def _of_pairs(scene: Scene, journeys: Sequence[Journey], *, ports: bool) -> list
 
 
 def choosers(trace: Trace, scene: Scene, journeys: Sequence[Journey]) -> list[list[tuple[Choose, Held | None]]]:
-    """How tokens choose replicas, `[cohort][journey]`, and who holds what from step to step.
+    """Choosers of replicas, `[cohort][journey]`, and the holders of experts from step to step.
 
     A token chooses for itself, without the latter, or by all counts of its step.
     """

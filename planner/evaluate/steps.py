@@ -45,7 +45,7 @@ class Blocks:
 
     @property
     def steps(self) -> Floats:
-        """How often each block is in each step, `[B, M]`."""
+        """Number of times that each block is in each step, `[B, M]`."""
         return np.kron(np.eye(self.num_steps), np.full(self.per_step, self.scale))
 
     @property

@@ -153,7 +153,7 @@ def device_ratios(tally: Tally) -> Floats:
 
 
 def mean_ratio(tally: Tally) -> Floats:
-    """The same, mean over the layers that are used, `[B]`."""
+    """Busiest over mean, mean over the layers that are used, `[B]`."""
     ratio_BL = device_ratios(tally)
     return np.asarray(ratio_BL.sum(axis=1) / np.maximum((ratio_BL > 0).sum(axis=1), 1))
 

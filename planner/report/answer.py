@@ -279,7 +279,7 @@ def _fitted(options: EvaluationOptions, part: Part) -> str:
 
 
 def _wire(plan: Plan, part: Part) -> Iterator[str]:
-    """What hidden vectors in another form change: results, and how much of the gain is theirs."""
+    """Remark on hidden vectors in another form: results change, and how much of the gain is theirs."""
     if (wire := plan.decisions.wire) is None:
         return
     assert plan.verdict is not None

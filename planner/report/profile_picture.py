@@ -63,7 +63,7 @@ def write_profile_page(profile: Profile, path: Path) -> None:
 
 
 def text_picture(profile: Profile, width: int) -> Iterator[str]:
-    """The same for a terminal: seconds over size, both logarithmic; `o` measured, `x` held out, `.` the fit."""
+    """Curves for a terminal: seconds over size, both logarithmic; `o` measured, `x` held out, `.` the fit."""
     for series in profile.series.values():
         if series.fit is not None:
             along = slice_of(series, series.fit)

@@ -105,7 +105,7 @@ class ExpertSurface:
 
 
 def _terms(tokens: Array, experts: Array, hidden: Array, ffn: Array) -> Array:
-    """What the coefficients of the law are of, `[..., 4]`."""
+    """Terms that the coefficients of the law multiply, `[..., 4]`."""
     tokens, experts, hidden, ffn = np.broadcast_arrays(tokens, experts, hidden, ffn)
     matrix = hidden * ffn
     ones = np.ones(tokens.shape)

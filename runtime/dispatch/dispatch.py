@@ -68,7 +68,7 @@ class Dispatch(Protocol):
         ...
 
     def call(self, model: nn.Module, args: tuple[Any, ...], inputs: Mapping[str, Any]) -> Any:
-        """What the model returns for inputs of its own; a UsageError where its layers are not called by it."""
+        """Output of the model for inputs of its own; a UsageError where its layers are not called by it."""
         ...
 
     def follow(self, rows: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from .route import Pending, Route
 
 @dataclass(frozen=True, eq=False)
 class ReplicaRows:
-    """Which rows this rank sends and receives.
+    """Rows that this rank sends and receives.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def _joined(pieces: Sequence[Tensor] | dict[int, Tensor], lists: Iterable[Sequen
 
 
 def _split(arrived: Tensor, sizes: Sequence[int], lists: Iterable[Sequence[int]]) -> Sequence[Tensor]:
-    """What arrived, as pieces in the order of `lists`."""
+    """Arrived rows, as pieces in the order of `lists`."""
     return torch.split(arrived, [sizes[number] for number in _flat(lists)])
 
 

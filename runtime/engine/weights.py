@@ -69,7 +69,7 @@ class Weights:
 
     @property
     def leaves(self) -> Sequence[Tensor]:
-        """What experts compute with and gradients are asked by, `[S, ...]`."""
+        """Weights that experts compute with and gradients are asked by, `[S, ...]`."""
         if self.rows is None:
             return self.owned
         for stack, own in zip(self._stacks, self.owned, strict=True):

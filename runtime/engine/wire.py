@@ -51,7 +51,7 @@ class Sealed:
 
     @classmethod
     def of(cls, x_nM: Tensor, sent: Sequence[slice], places: Sequence[slice]) -> Self:
-        """Of rows that are about to be sent, those at `sent` staying here."""
+        """Rows that are about to be sent, sealed; those at `sent` stay here."""
         return cls(x_nM.dtype, [x_nM[rows].clone() for rows in sent], places)
 
     def opened(self, piece: int, rows_nB: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def engine_named(name: str) -> Engine:
 
 
 def strays(engine: Engine, plan: Plan) -> str:
-    """What an engine's tokens do not do with replicas though the plan says so; empty where they keep to it."""
+    """Words for what an engine's tokens do otherwise with replicas than the plan says; empty where nothing."""
     placement = plan.placement
     if placement is None or not placement.has_replicas:
         return ""
@@ -176,7 +176,7 @@ def _put(exported: Exported, folder: Path) -> None:
 
 
 def _expected(plan: Plan, model: ModelSpec, model_type: str | None) -> Expected:
-    """What the files of a plan are validated for: layers of MTP are none of the model's own."""
+    """Model that the files of a plan are validated for: layers of MTP are none of its own."""
     main = tuple(layer for layer in model.layer_ids if layer < (model.num_hidden_layers or math.inf))
     redundant = None if plan.placement is None else plan.placement.num_slots - model.num_experts
     own = replace(model, layer_ids=main)

@@ -47,7 +47,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """What an engine lacks for some models, so that it cannot carry a placement for them."""
+    """Gap of an engine: what it lacks for some models, so that it cannot carry a placement for them."""
 
     what: str  #: As in "no EPLB"
     so: str  #: What it does with the files
@@ -99,7 +99,7 @@ def family_of(models: Mapping[str, str], model: ModelSpec, model_type: str | Non
 
 
 def rule_of(engine: Engine, plan: Plan, model_type: str | None = None) -> str | None:
-    """How an engine chooses among an expert's replicas under a plan: as it always does, or by the exact split."""
+    """Rule by which an engine chooses among an expert's replicas under a plan: its own, or the exact split."""
     placement = plan.placement
     if placement is None or placement.replica_rule not in BY_STEP:
         return engine.replica_rule

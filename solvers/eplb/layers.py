@@ -76,7 +76,7 @@ class Layers:
 
     @property
     def bound_kind(self) -> str:
-        """What no placement is better than."""
+        """Kind of the bound that no placement beats."""
         splits = self.rule in BY_STEP and self.slots.sum() > self.loads.shape[1]
         return "mean" if self.quantile is not None or splits else "mean and largest replica"
 

@@ -92,7 +92,7 @@ def has_form(slots: Ints, pinned: Bools, num_nodes: int, num_groups: int | None)
 
 
 def pinned_groups(pinned: Bools, num_nodes: int, num_groups: int) -> Bools:
-    """Whether a node must hold a group because of its pinned experts, `[N, Q]`."""
+    """Mask of groups that a node must hold because of their pinned experts, `[N, Q]`."""
     return np.asarray(pinned.reshape(num_nodes, len(pinned) // num_nodes, num_groups, -1).any(axis=(1, 3)))
 
 
@@ -147,7 +147,7 @@ def live_slots(
 
 
 def pinned(pins: Iterable[tuple[int, int]], num_experts: int, slots: Ints) -> Bools:
-    """Whether a device must hold an expert, `[D, E]`, from pairs (expert, device).
+    """Mask of experts that a device must hold, `[D, E]`, from pairs (expert, device).
 
     Raises
     ------

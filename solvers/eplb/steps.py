@@ -65,7 +65,7 @@ def step_refined(
 
 
 def nodes_held(row: Placement, num_nodes: int) -> Bools:
-    """Whether a device's node, of N, holds an expert in the placement of one layer, `[E, D]`."""
+    """Mask of devices whose node, of N, holds an expert in the placement of one layer, `[E, D]`."""
     on_node_EN = row.holds(0).reshape(row.num_experts, num_nodes, -1).any(axis=2)
     return np.repeat(on_node_EN, row.num_devices // num_nodes, axis=1)
 

@@ -27,7 +27,7 @@ Search = Callable[[Programme, Terms, Budget, np.random.Generator, Incumbent], No
 
 
 def separable(programme: Programme, terms: Terms) -> bool:
-    """Whether the chain of assignments is optimal: one expert a device, one level of links, nothing else to count."""
+    """Check for the optimal chain of assignments: one expert a device, one level of links, nothing else to count."""
     return terms.plain and not programme.node_worth and int(programme.slots.max()) == 1
 
 

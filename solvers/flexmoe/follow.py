@@ -22,7 +22,7 @@ PARTS = ("experts", "exchanges", "sums", "moves")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a decision about one layer may know."""
+    """Facts that a decision about one layer may know."""
 
     record: int  #: The last one seen, from 0
     layer: int
@@ -263,7 +263,7 @@ def first_homes(table: Ints, num_experts: int) -> Ints:
 
 
 def operations(before: Bools, after: Bools, record: int, layer: int, group: int) -> Iterator[Operation]:
-    """What turns holders `[D, E]` into others: an expert leaves and arrives (migrate), arrives or leaves only."""
+    """Operations from holders `[D, E]` to others: an expert leaves and arrives (migrate), arrives or leaves only."""
     for e in np.flatnonzero((before != after).any(axis=0)):
         lost, gained = np.flatnonzero(before[:, e] & ~after[:, e]), np.flatnonzero(after[:, e] & ~before[:, e])
         held = np.flatnonzero(before[:, e])

@@ -27,7 +27,7 @@ AIMS = 3  # devices that moves aim at: the one of most load, of the busiest port
 
 
 class Search(NamedTuple):
-    """What a search is given: loads, prices and the placement that it starts from."""
+    """Input of a search: loads, prices and the placement that it starts from."""
 
     pairs: Ints  #: By vector, expert and source, `[B, E, D]`
     totals: Ints  #: `[B, E]`

@@ -88,7 +88,7 @@ def sums_seconds(rows: Floats, costs: Costs, smooth: bool) -> float:
 
 @compiled
 def link_ratio(costs: Costs) -> int:
-    """What a pair that crosses nodes costs of one that crosses devices, as `quota.split` takes it; 1 at no cost."""
+    """Cost of a pair that crosses nodes over one that crosses devices, as `quota.split` takes it; 1 at no cost."""
     if costs.intra_s_per_byte <= 0:
         return 1
     return max(1, int(np.rint(costs.inter_s_per_byte / costs.intra_s_per_byte)))

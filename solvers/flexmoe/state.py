@@ -16,14 +16,14 @@ from .costs import Costs
 
 @compiled
 def slots_in(table: Ints, num_experts: int) -> Holders:
-    """Who holds what in a table, as `quota.slots_of` has it; `column` is the slot's place in the flat table."""
+    """Holders in a table, as of `quota.slots_of`; `column` is the slot's place in the flat table."""
     num_devices, width = table.shape
     return slots_of(table.ravel(), np.arange(num_devices + 1) * width, num_experts)
 
 
 @compiled
 def holders_in(table: Ints, num_experts: int, group: int) -> Holders:
-    """Who holds what in a table, with cells and arcs."""
+    """Holders in a table, with cells and arcs."""
     return in_cells(slots_in(table, num_experts), group)
 
 
@@ -78,7 +78,7 @@ def homes_after(home: Ints, held: Bools, group: int) -> Ints:
 
 @compiled
 def transfers(before: Bools, after: Bools, home: Ints, moved: Ints, costs: Costs, group: int) -> Ints:
-    """What is sent so that a placement `[D, E]` becomes another: `[M, 3]`, rows of (expert, from, to).
+    """Transfers by which a placement `[D, E]` becomes another: `[M, 3]`, rows of (expert, from, to).
 
     Homes go from `home` to `moved`; where replicas are not free, whatever a device holds newly comes from a holder: of
     its node where there is one, else the one that has sent least.

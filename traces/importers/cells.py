@@ -63,7 +63,7 @@ def by_weight(
 
 
 def _is_unordered(weights_TLK: NDArray[np.float16]) -> NDArray[np.bool_]:
-    """Whether a cell's weights rise anywhere, `[T, L]`; non-negative float16 compare as their bits, much faster."""
+    """Mask of cells whose weights rise anywhere, `[T, L]`; non-negative float16 compare as their bits, much faster."""
     bits = weights_TLK.view(np.int16)
     values = weights_TLK if bits.min() < 0 else bits
     return np.asarray((values[..., 1:] > values[..., :-1]).any(-1))

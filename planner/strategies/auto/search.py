@@ -63,7 +63,7 @@ class Part:
 
     @property
     def kind(self) -> "Part":
-        """The same, whatever memory it asks for: numbers of replicas are of one kind."""
+        """This part, whatever memory it asks for: numbers of replicas are of one kind."""
         return replace(self, params=self.params.kind)
 
 
@@ -101,7 +101,7 @@ class Candidate:
 
     @property
     def needs(self) -> tuple[float, ...]:
-        """What it asks for, the least first: parts to carry out, and slots."""
+        """Effort to carry it out, for sorting: parts, then slots."""
         placement = self.decided.plan.placement
         return (len(self.parts), 0 if placement is None else placement.num_slots, -self.sure)
 
@@ -406,7 +406,7 @@ def tried(candidate: Candidate, plan: Plan, share: Metric, metrics: dict[str, fl
 
 
 def _seen(task: Task, usual: Contender) -> tuple[Hashable, ...]:
-    """What the figures of today's contender depend on."""
+    """Key of everything that the figures of today's contender depend on."""
     return (usual.label, *(scene for _, scene in task.judging_scenes))
 
 

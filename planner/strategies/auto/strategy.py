@@ -101,7 +101,7 @@ class Auto(Strategy):
         certificate.checked("the chosen candidate of auto")
 
     def apply_flags(self, plan: Plan) -> str:
-        """Those of the engine that was asked for."""
+        """Flags of the engine that was asked for."""
         engine = AutoOptions.of(plan).engine
         return f" --engine {engine} -o {engine}" if engine else ""
 

@@ -80,7 +80,7 @@ class Eplb(PlacementStrategy):
         return f"{super().titled(replace(asked, replica_rule='even', redundant=0))}{replicas} {asked.replica_rule}"
 
     def rivals(self, task: Task, plan: Plan, journey: Journey) -> Sequence[Contender]:
-        """Those of any placement; where steps are split exactly, published EPLB so, too, and the plan split evenly."""
+        """Rivals of any placement; where steps are split exactly, published EPLB so, too, and the plan split evenly."""
         rows = super().rivals(task, plan, journey)
         if not splits_steps(journey.placement):
             return rows
@@ -175,7 +175,7 @@ class Eplb(PlacementStrategy):
 
 
 def _way(task: Task, slots: Ints) -> Way:
-    """How to place: as asked for, by steps where a quantile of these is, or chosen on parts of the fitted units."""
+    """Way to place: as asked for, by steps where a quantile of these is, or chosen on parts of the fitted units."""
     params, mixture, recorded = EplbParams.of(task.params), task.request.mixture, "step" in task.source.known
     if mixture and params.quantile is not None:
         raise UsageError("--quantile with several --trace, which are balanced together; leave it out")

@@ -51,7 +51,7 @@ class ExflowParams(PlacementParams):
     )
 
     def within(self, limit_s: float, *, patient: bool = False) -> Self:
-        """The same with a shorter search."""
+        """These parameters with a shorter search."""
         work_s = min(self.time_limit_s, limit_s)
         return (
             replace(self, time_limit_s=PATIENCE * work_s, work_s=work_s)

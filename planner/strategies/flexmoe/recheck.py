@@ -1,4 +1,4 @@
-"""What certify holds against a flexmoe plan: its start, its policy, its schedule."""
+"""Checks of a flexmoe plan by certify: its start, its policy, its schedule."""
 
 from ....errors import CertificationError
 from ....runtime.plan import Plan

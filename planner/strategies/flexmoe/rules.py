@@ -52,7 +52,7 @@ def rules_of(task: Task, decision: RebalancingDecision) -> dict[str, Following]:
 
 
 def scheduled(scene: Scene, runs: Mapping[str, Run]) -> Schedule:
-    """What the plan did on the part that judges, and the balance of all rules; layers without load are even."""
+    """Record of the plan on the part that judges, and the balance of all rules; layers without load are even."""
     steps = scene.cohorts[-1].step_ids
     assert steps is not None
     rows = [

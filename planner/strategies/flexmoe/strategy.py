@@ -72,7 +72,7 @@ class Flexmoe(Strategy):
         return ()
 
     def apart(self, task: Task) -> str:
-        """That it may be worth a solve of its own, where a training run's steps came in a known order."""
+        """Remark that it may be worth a solve of its own, where a training run's steps came in a known order."""
         source = task.source
         if task.use != "training" or "step" not in source.known or source.meta.step_order == "unknown":
             return ""
@@ -160,7 +160,7 @@ class _Candidate:
 
     @property
     def name(self) -> str:
-        """What sets it apart from others that are tried."""
+        """Name of this trial: the settings in which it differs from the others."""
         return f"{self.slots} slots, {self.horizon:g} steps"
 
     @property
@@ -204,7 +204,7 @@ class _Candidate:
 
 
 def _chosen(task: Task, params: FlexmoeParams, pairs: Pairs) -> tuple[_Candidate, dict[str, float]]:
-    """As asked for, else the fewest slots and the horizon that are best on the fitted steps, and what was tried."""
+    """Slots and horizon as asked for, else the fewest and the one best on the fitted steps, and what was tried."""
     model, devices, scene = task.model, task.request.cluster.num_devices, task.scene
     group, record_steps = scene.cluster.devices_per_node, scene.record_steps
     slots_for(model.num_experts, devices, params.slots)

@@ -181,7 +181,7 @@ class Counted:
 
     @property
     def all(self) -> dict[str, int]:
-        """Those of all layers."""
+        """Rows of all layers."""
         return {name: sum(layer[name] for layer in self.layers) for name in COUNTS}
 
     def saved(self, rows: str = "rows", sent: str = "sent", *, layer: int | None = None) -> float:
@@ -196,7 +196,7 @@ Experts = Callable[[Tensor, Tensor, Tensor], Tensor]  # x [m, M], ids [m, K], we
 def sent(
     way: Way, layer: int, experts: Experts, x_TM: Tensor, ids_TK: Tensor, weight_TK: Tensor, seats: "Seats"
 ) -> tuple[Tensor, dict[str, int]]:
-    """What the experts of a layer give back on a way, `[T, M]`, and the counts of its rows."""
+    """Results of a layer's experts on a way, `[T, M]`, and the counts of its rows."""
     rows, weight_TK = way.rows(layer, ids_TK, weight_TK, seats)
     stands_n = way.stands(layer, rows, x_TM, weight_TK)
     fold = Fold.of(rows.copies, x_TM, weight_TK, stands_n, Chunks.whole(), medoid=way.medoid)
@@ -213,7 +213,7 @@ def sent(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seats:
-    """Where some tokens are."""
+    """Devices of some tokens."""
 
     home: Tensor  #: The device of each, int64 `[T]`; -1: none of those that hold experts
     step: Tensor  #: Its step, int64 `[T]`

@@ -1,4 +1,4 @@
-"""What condensing costs, measured on the model: its loss and the error of its MoE layers, sample by sample.
+"""Cost of condensing, measured on the model: its loss and the error of its MoE layers, sample by sample.
 
 Legend: I samples of a part; B samples of a step; S positions; T tokens; K experts per token; L MoE layers; M hidden
 size; E experts; V vocabulary.
@@ -37,7 +37,7 @@ DRAWS = 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """What a way to send rows gives on a part."""
+    """Figures of a way to send rows on a part."""
 
     counted: Counted
     bits: Floats  #: Of the predicted tokens of each sample, `[I]`
@@ -82,7 +82,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What the experts of a layer are called with."""
+    """Arguments of a call of a layer's experts."""
 
     x: Tensor  #: `[T, M]`
     ids: Tensor  #: int64 `[T, K]`

@@ -63,7 +63,7 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
 
 
 def _beside(part: Part, ways: Mapping[str, str], over: Metric | None, metric: str, at_least: float) -> str:
-    """What the best of some simpler ways saves, and whether it does as well."""
+    """Saving of the best of some simpler ways, and whether it does as well."""
     label = min(ways, key=lambda one: value(find(part, one), metric))
     words, theirs = f"{ways[label]} takes {_less(part, label, metric)} than today", value(find(part, label), metric)
     if over is None or not theirs:

@@ -34,7 +34,7 @@ class Luffy(Netmoe):
     sections = staticmethod(sections)
 
     def deciding(self, decisions: Collection[str]) -> Strategy:
-        """What condenses rows where that is asked for."""
+        """Condensing of rows, where that is asked for."""
         from .condensation import STRATEGY as CONDENSES
 
         return CONDENSES if CONDENSES.decides in decisions else self
@@ -44,7 +44,7 @@ class Luffy(Netmoe):
         LuffyParams.of(task.params).refuse_mixed()
 
     def pads(self, task: Task) -> bool:
-        """As asked for."""
+        """Padding as asked for."""
         return LuffyParams.of(task.params).batches == "padded"
 
     def variants(self, task: Task) -> Sequence[Params]:

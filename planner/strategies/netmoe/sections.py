@@ -74,7 +74,7 @@ def _dealt(plan: Plan, part: Part, options: SamplePolicyOptions) -> Iterator[str
 
 
 def _home(plan: Plan, part: Part) -> Contender:
-    """The same experts and chunks with samples that stay: what runs today, or the base of the plan."""
+    """Contender with the plan's experts and chunks whose samples stay: today, or the base of the plan."""
     return part.contenders[1] if plan.decisions.names == ("sample_policy",) else find(part, "base/standard")
 
 

@@ -77,7 +77,7 @@ class Pipemoe(Strategy):
         return Solution(decision, options, _outcome(pipeline, table, decision, started))
 
     def rivals(self, task: Task, plan: Plan, journey: Journey) -> Sequence[Contender]:
-        """The same placement at other degrees."""
+        """Rivals: this placement at other degrees."""
         own, baselines = Contender("plan", journey), PipelineOptions.of(plan).baselines
         return [own.named(name, cuts=Cuts.of(decision)) for name, decision in baselines.items()]
 
