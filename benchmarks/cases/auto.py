@@ -41,6 +41,8 @@ PRESET, LINK = "h200_sxm", ("inter=50:5",)
 AUTO = "auto"
 SEARCH_S = 2.0  # of a search that lasts as long as it may
 PROMPTS = 1024  # tokens per device and step, beside the usual step of decode
+SOLVES = "of the sum of solves, %"
+BEYOND = "more than auto, %", "from, %", "to, %"
 KINDS = ("placement", "pipeline", "sample_policy")  # one may stand on those before it
 GPT = {"hidden_size": 2880, "ffn_size": 2880, "kv_size": 1024, "dtype_bytes": 2}
 OLM = {"hidden_size": 2048, "ffn_size": 1024, "dtype_bytes": 2, "top_k": 8}
@@ -95,11 +97,11 @@ def _rows(instance: Instance) -> Iterator[Row]:
     ours, base = figures.pop(AUTO), usual.value[metric]
 
     def row(name: str, one: Figures, seconds: float | None) -> Row:
-        gain, share, more = one.gain(metric, ours), one.share(metric, usual), {}
+        gain, share = one.gain(metric, ours), one.share(metric, usual)
+        more = {} if seconds is None else {SOLVES: seconds / sum_s}
         if one is not ours and gain.low is not None and gain.high is not None:
-            more = {"over auto": gain.value / base, "low": gain.low / base, "high": gain.high / base}
-        ratio = None if seconds is None else seconds / sum_s
-        return Row(instance.name, name, quality=share.value if share else None, seconds=seconds, ratio=ratio, more=more)
+            more |= dict(zip(BEYOND, (gain.value / base, gain.low / base, gain.high / base), strict=True))
+        return Row(instance.name, name, quality=share.value if share else None, seconds=seconds, more=more)
 
     yield row(f"auto: {' + '.join(auto.plan.strategies)}", ours, auto_s)
     seconds_of = {named(one.parts): one.seconds or None for one in every}
@@ -182,12 +184,12 @@ STUDIES = (
         quality="saved of today's step, %",
         instances=_instances,
         rows=_rows,
-        baseline="the sum of the solves of what auto tries",
         note="auto's plan beside every legal combination: what each saves of today's step (of counts, of today's"
         " seconds of experts; without a profile, of the busiest device's load), and how much more than auto's, with the"
         " 95 % interval of that difference. Where the interval holds 0, auto's plan is as good within what the samples"
-        " tell; less than .01 does not matter, and auto keeps the plan that needs less. Seconds are CPU time, of a"
-        " combination those of its last part on the others' decisions; combinations without were not tried by auto."
+        " tell; less than 1 % does not matter, and auto keeps the plan that needs less. Seconds are CPU time, of a"
+        " combination those of its last part on the others' decisions, and beside them their share of the sum of all"
+        " that auto tries; combinations without were not tried by auto."
         f" exflow searches for {SEARCH_S:g} s' worth of work.",
         needs=GPT_OSS,
     ),

@@ -63,7 +63,7 @@ class Part:
 
     @property
     def kind(self) -> "Part":
-        """This part, whatever memory it asks for: numbers of replicas are of one kind."""
+        """Part, whatever memory it asks for: numbers of replicas are of one kind."""
         return replace(self, params=self.params.kind)
 
 
