@@ -44,8 +44,8 @@ class Trip:
 class RoutedExchange(Collective):
     """Counts, gather of rows, uneven all-to-all; an all-to-all back and the sum by token; the work is both ways' bytes.
 
-    Where tokens move on instead of returning (`moves` 1), partial sums are gathered once more before they are sent,
-    and the number of its token goes with each.
+    Where tokens move on instead of returning (`moves` 1), both ends of each way are told how many partial sums go it,
+    these are gathered once more before they are sent, and the number of its token goes with each.
 
     Notes
     -----
@@ -104,6 +104,10 @@ class RoutedExchange(Collective):
         x_mM = arrived[:, :ROW_BYTES].view(torch.float32)
         results = inputs.result
         if inputs.order is not None:
+            next_D2D = inputs.counts.repeat(len(sent), 2, 1)  # sums that go on, of all ranks, told to both ends
+            heard_D2D = torch.empty_like(next_D2D)
+            dist.all_to_all_single(heard_D2D, next_D2D, group=inputs.group)
+            heard_D2D.sum(0).tolist()
             tag_m1 = inputs.order.int()[:, None]
             results = torch.cat([column.view(torch.uint8) for column in (results[inputs.order], tag_m1)], dim=1)
         back = results.new_empty(sum(sent), results.shape[1])

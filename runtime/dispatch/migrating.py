@@ -21,6 +21,7 @@ from ..coherent.attention import attended
 from ..coherent.contexts import Contexts
 from ..engine.gather import Gather
 from ..engine.layer import ParallelExperts
+from ..engine.stopwatch import lap
 from ..engine.traffic import Traffic
 from ..engine.uncompiled import uncompiled
 from ..gradients import heed_wrapper
@@ -139,7 +140,8 @@ def _delivered(
     )
     here = after()
     row_n = torch.searchsorted(here.token, token_n)
-    x_TM = y_nM.new_zeros(len(here.token), x_TM.shape[1]).index_add_(0, row_n, y_nM.contiguous())
+    with lap("combine"):
+        x_TM = y_nM.new_zeros(len(here.token), x_TM.shape[1]).index_add_(0, row_n, y_nM.contiguous())
     return x_TM, here, experts.traffic + Traffic(ids_bytes=0 if homes is None else homes.sent_bytes)
 
 

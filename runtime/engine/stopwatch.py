@@ -22,9 +22,9 @@ def stopwatch() -> Iterator[Laps]:
     """Yield the seconds that this rank's dispatches, experts and combines take while the context lasts.
 
     A dispatch is the exchange of row counts, then for each chunk the gather of its rows, hidden vectors with ids and
-    gate weights beside them, and their exchange. A combine is each chunk's exchange of partial sums, ordered before it
-    where tokens move on, and the sum by token. All ranks of the default group must time together: each lap begins with
-    a barrier, so that nobody's waiting is counted.
+    gate weights beside them, and their exchange. A combine is each chunk's exchange of partial sums, and the sum by
+    token; where tokens move on, also the counts and the order of the partial sums before it. All ranks of the default
+    group must time together: each lap begins with a barrier, so that nobody's waiting is counted.
     """
     laps: Laps = {"dispatch": [], "experts": [], "combine": []}
     token = _running.set(laps)

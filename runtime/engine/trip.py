@@ -190,9 +190,10 @@ class Trip:
         count_PDD = place_n.bincount(minlength=num_pieces * num_devices**2).view(num_pieces, num_devices, num_devices)
         told_D2PD = torch.stack([count_PDD.transpose(0, 1), count_PDD.permute(2, 0, 1)], dim=1).contiguous()
         heard_D2PD = torch.empty_like(told_D2PD)
-        dist.all_to_all_single(heard_D2PD, told_D2PD, group=self.group)
-        sent_PD, received_PD = heard_D2PD.sum(0)
-        return Route(sent_PD.tolist(), received_PD.tolist(), self.group)
+        with lap("combine"):
+            dist.all_to_all_single(heard_D2PD, told_D2PD, group=self.group)
+            sent_PD, received_PD = heard_D2PD.sum(0)
+            return Route(sent_PD.tolist(), received_PD.tolist(), self.group)
 
     def sent(self, pairs: int, condensed: int = 0) -> Sent:
         """Routes of the forward pass, in which this rank computed so many token-expert pairs, and spared copies."""
