@@ -67,7 +67,9 @@ class Compared:
         """Gain, when solved, over the baseline of today's verdict. None where the two were not judged together."""
         if (evaluation := self.plan.evaluation) is None:
             return None
-        rows = {one.label: one.metrics.get(self.verdict.metric) for one in evaluation.judging.contenders}
+        rows = {
+            contender.label: contender.metrics.get(self.verdict.metric) for contender in evaluation.judging.contenders
+        }
         ours, theirs = next(iter(rows.values())), rows.get(self.verdict.against)
         return theirs.value - ours.value if ours and theirs else None
 
@@ -107,23 +109,23 @@ class Comparison:
     @property
     def resampled(self) -> str:
         """Unit of resampling of the intervals of shares and copies. Intervals of seconds and balance resample steps."""
-        return "step" if any(one.plan.decisions.sample_policy for one in self.compared) else self.unit
+        return "step" if any(row.plan.decisions.sample_policy for row in self.compared) else self.unit
 
     @property
     def failing(self) -> list[str]:
         """The plans that do not pay here, by their paths."""
-        return [one.path for one in self.compared if one.verdict.value == "none"]
+        return [row.path for row in self.compared if row.verdict.value == "none"]
 
     @property
     def advice(self) -> str:
         """Advice about plans that do not pay."""
-        failing = [one for one in self.compared if one.verdict.value == "none"]
-        if all(one.verdict.gain.low is None for one in failing):
+        failing = [row for row in self.compared if row.verdict.value == "none"]
+        if all(row.verdict.gain.low is None for row in failing):
             return "one step shows nothing: record more"
-        if all(one.plan.inputs.trace and one.plan.inputs.trace.sha256 == self.trace_sha256 for one in failing):
+        if all(row.plan.inputs.trace and row.plan.inputs.trace.sha256 == self.trace_sha256 for row in failing):
             return "it was solved on this very trace: record more, or keep what runs today"
         replanning = [(name,) for name, row in STRATEGIES.items() if row.params.replans]
-        placed = [one for one in failing if one.paid_when_solved and one.plan.strategies in replanning]
+        placed = [row for row in failing if row.paid_when_solved and row.plan.strategies in replanning]
         if not placed:
             return f"solve anew: moeplan solve --trace {self.trace}"
         first, (strategy,) = placed[0].path, placed[0].plan.strategies
@@ -170,10 +172,10 @@ def compare(
     cluster, first = common_cluster(loaded, profile), loaded[0].plan
     on_progress("reading the trace")
     source = open_any(trace)
-    for one in loaded:
-        one.check_model(source)
+    for plan in loaded:
+        plan.check_model(source)
     _check(source, loaded, cluster, replica_rule, between=between)
-    moving, by_time = any(one.moves_samples for one in loaded), any(one.strategy.by_time for one in loaded)
+    moving, by_time = any(plan.moves_samples for plan in loaded), any(plan.strategy.by_time for plan in loaded)
     if moving:
         index: UnitIndex | SampleIndex = index_samples(source, phases=phases or None)
     else:
@@ -182,7 +184,7 @@ def compare(
         check_steps(source, index.num_source_ranks, cluster.num_devices, str(plans[0]))
     own = first.inputs.trace is not None and first.inputs.trace.sha256 == source.sha256
     use, size = _steps(first, index, size, whole=moving or index.kind != "sample", own=own)
-    unseen_U = np.logical_and.reduce([one.unseen(index, source.sha256, phases) for one in loaded])
+    unseen_U = np.logical_and.reduce([plan.unseen(index, source.sha256, phases) for plan in loaded])
     scene = Scene.of(
         source,
         index,
@@ -190,16 +192,16 @@ def compare(
         cluster,
         size=size,
         profile=None if profile is None else load_profile(profile),
-        model=known_model(source.meta.model, [one.plan for one in loaded]),
+        model=known_model(source.meta.model, [plan.plan for plan in loaded]),
         seed=seed,
         phases=phases,
         passes=common_passes(loaded),
-        padded=any(pads_in(one.plan) for one in loaded),
+        padded=any(pads_in(plan.plan) for plan in loaded),
     )
     on_progress("replaying the trace under the plans and what they are held against")
     contenders = _contenders(loaded, replica_rule)
     evaluated = evaluate(scene, contenders, between=between)
-    sizes = {one.label: copy_bytes(scene.model, one.journey.wire) for one in contenders}
+    sizes = {contender.label: copy_bytes(scene.model, contender.journey.wire) for contender in contenders}
     return Comparison(
         trace=str(trace),
         trace_sha256=source.sha256,
@@ -208,7 +210,7 @@ def compare(
         use=use,
         as_prompts=as_prompts(index.phases, use),
         part=evaluated.evaluation.fit,
-        compared=tuple(_compared(one, loaded[0], evaluated, scene) for one in loaded),
+        compared=tuple(_compared(plan, loaded[0], evaluated, scene) for plan in loaded),
         unit=scene.index.kind,
         num_fitted=int((~unseen_U).sum()),
         seen=not unseen_U.any(),
@@ -240,12 +242,14 @@ def _steps(
 
 def _contenders(plans: Sequence[LoadedPlan], rule: ReplayRule | None) -> list[Contender]:
     """Every contender once, the plans first, replicas chosen by a rule of an engine where there is one."""
-    own, beside = [one.contender for one in plans], [other for one in plans for other in one.beside]
-    if ambiguous := {one.label for one in own} & {one.label for one in beside}:
+    own, beside = [plan.contender for plan in plans], [baseline for plan in plans for baseline in plan.beside]
+    if ambiguous := {contender.label for contender in own} & {contender.label for contender in beside}:
         raise UsageError(f"{min(ambiguous)}: a plan by the name of what plans are held against; rename the plan's file")
     by_label = dict[str, Contender]()
-    for one in (*own, *beside):
-        by_label.setdefault(one.label, one if rule is None else one.named(one.name, replica_rule=rule))
+    for contender in (*own, *beside):
+        by_label.setdefault(
+            contender.label, contender if rule is None else contender.named(contender.name, replica_rule=rule)
+        )
     return list(by_label.values())
 
 
@@ -253,13 +257,13 @@ def _check(
     trace: Trace | CountTrace, plans: Sequence[LoadedPlan], cluster: Cluster, rule: ReplayRule | None, *, between: bool
 ) -> None:
     """Refuse questions that the trace or one of the plans cannot answer."""
-    by_counts, moving = isinstance(trace, CountTrace), [one.path for one in plans if one.moves_samples]
-    follows = [one.path for one in plans if one.strategy.by_time]
+    by_counts, moving = isinstance(trace, CountTrace), [plan.path for plan in plans if plan.moves_samples]
+    follows = [plan.path for plan in plans if plan.strategy.by_time]
     if follows and moving:
         raise UsageError(f"{follows[0]} goes by steps, and {moving[0]} by samples; compare them one at a time")
     if follows and rule is not None:
         raise UsageError(f"--replica-rule with {follows[0]}, which has its own; leave it out")
-    cutting = [one.path for one in plans if one.plan.decisions.pipeline is not None and not one.moves_samples]
+    cutting = [plan.path for plan in plans if plan.plan.decisions.pipeline is not None and not plan.moves_samples]
     if by_counts and cutting:
         what = f"what exchanges carry, which {cutting[0]} cuts into chunks; give a trace of tokens"
         raise UsageError(f"{trace.path}: counts do not say {what}")
@@ -274,7 +278,7 @@ def _check(
             f"--replica-rule {rule} goes by where tokens come from, and {trace.path} holds counts alone; expected even,"
             " lp or quota, or a trace of tokens"
         )
-    coherent = [one.path for one in plans if one.plan.dispatch_model != "standard"]
+    coherent = [plan.path for plan in plans if plan.plan.dispatch_model != "standard"]
     if rule in BY_STEP and coherent:
         raise UsageError(
             f"--replica-rule {rule} with {coherent[0]}, whose tokens do not return home after each layer; leave one out"
@@ -283,22 +287,26 @@ def _check(
 
 def _bounds(plans: Sequence[LoadedPlan], rule: ReplayRule | None, scene: Scene) -> dict[str, list[SplitBound]]:
     """Bounds of the plans whose steps are split exactly, by label."""
-    own = [one.contender.named(one.path, replica_rule=rule or one.contender.journey.replica_rule) for one in plans]
-    stay = [one for one in own if one.journey.following is None]
-    split = [one for one in stay if one.journey.rule in BY_STEP and one.journey.placement.has_replicas]
+    own = [plan.contender.named(plan.path, replica_rule=rule or plan.contender.journey.replica_rule) for plan in plans]
+    stay = [contender for contender in own if contender.journey.following is None]
+    split = [
+        contender
+        for contender in stay
+        if contender.journey.rule in BY_STEP and contender.journey.placement.has_replicas
+    ]
     (loads_BLE,) = step_loads(scene) if split else [np.zeros(0, np.int64)]
-    return {one.label: split_bounds(loads_BLE, one.journey.placement) for one in split}
+    return {contender.label: split_bounds(loads_BLE, contender.journey.placement) for contender in split}
 
 
-def _compared(one: LoadedPlan, first: LoadedPlan, evaluated: Evaluated, scene: Scene) -> Compared:
+def _compared(plan: LoadedPlan, first: LoadedPlan, evaluated: Evaluated, scene: Scene) -> Compared:
     """A plan against today and, but the first itself, against the first."""
-    label, base, new = one.contender.label, first.contender, one.contender.journey.placement
-    metric, at_least = one.judged_on(scene), one.strategy.pays_from
-    today = verdict(evaluated, metric, against=one.beside[0].label, of=label, at_least=at_least)
-    if one is first:
-        return Compared(one.path, one.plan, label, today)
-    judged, each = first.judged_on(scene), scene.model.expert_bytes
+    label, base, new = plan.contender.label, first.contender, plan.contender.journey.placement
+    metric, at_least = plan.judged_on(scene), plan.strategy.pays_from
+    today = verdict(evaluated, metric, against=plan.beside[0].label, of=label, at_least=at_least)
+    if plan is first:
+        return Compared(plan.path, plan.plan, label, today)
+    judged, expert_bytes = first.judged_on(scene), scene.model.expert_bytes
     against_first = verdict(evaluated, COPIES if judged == STEP else judged, against=base.label, of=label)
     moved = int(experts_moved(new, base.journey.placement).sum())
-    moves = Moves(moved, new.num_slots * new.num_layers, None if each is None else moved * each)
-    return Compared(one.path, one.plan, label, today, against_first, moves)
+    moves = Moves(moved, new.num_slots * new.num_layers, None if expert_bytes is None else moved * expert_bytes)
+    return Compared(plan.path, plan.plan, label, today, against_first, moves)

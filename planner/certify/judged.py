@@ -24,7 +24,7 @@ def check_judged(
         missing = {name: getattr(theirs, name) for name in ("use", "as_prompts") if getattr(ours, name) is None}
         ours = ours.model_copy(update=missing)  # of older plans
         if differing := [name for name in type(ours).model_fields if getattr(ours, name) != getattr(theirs, name)]:
-            says, gives = ({name: getattr(one, name) for name in differing} for one in (ours, theirs))
+            says, gives = ({name: getattr(options, name) for name in differing} for options in (ours, theirs))
             raise CertificationError(f"options.evaluation: {says}; the trace gives {gives}")
         if theirs.use != task.use_for(None):
             certificate.unchecked.append(f"that it was planned for {theirs.use} (--for)")
@@ -36,11 +36,11 @@ def check_judged(
     except (InputError, UsageError) as error:
         raise CertificationError(f"what the plan decides does not go with its trace: {error}") from error
     stated, recount = plan.evaluation, evaluated.evaluation
-    for name, claimed, found in (("fit", stated.fit, recount.fit), ("held out", stated.held_out, recount.held_out)):
-        if (claimed is None) != (found is None):
+    for name, claimed, recounted in (("fit", stated.fit, recount.fit), ("held out", stated.held_out, recount.held_out)):
+        if (claimed is None) != (recounted is None):
             raise CertificationError("a held-out part where the trace has none, or none where it has one")
-        if claimed is not None and found is not None:
-            _check_part(name, claimed, found, task, certificate)
+        if claimed is not None and recounted is not None:
+            _check_part(name, claimed, recounted, task, certificate)
     certificate.checks.append("metrics of every contender")
     if task.untimed and "seconds" in plan.options:
         certificate.unchecked.append("predicted seconds (give the plan's profile)")
@@ -50,43 +50,45 @@ def check_judged(
     return evaluated
 
 
-def _check_part(name: str, claimed: Part, found: Part, task: Recounted, certificate: Certificate) -> None:
+def _check_part(name: str, claimed: Part, recounted: Part, task: Recounted, certificate: Certificate) -> None:
     """Refuse a part that differs from the recount."""
     for what in ("num_tokens", "num_samples", "num_steps", "dropped_samples"):
         words = what.removeprefix("num_").replace("_", " ")
-        certificate.agree(f"{name}: {words}", getattr(claimed, what), getattr(found, what))
+        certificate.agree(f"{name}: {words}", getattr(claimed, what), getattr(recounted, what))
     if claimed.tokens_per_step is not None:  # older plans
-        certificate.agree(f"{name}: tokens per step", claimed.tokens_per_step, found.tokens_per_step)
-    labels = [one.label for one in found.contenders]
-    if [one.label for one in claimed.contenders] != labels:
-        raise CertificationError(f"{name}: contenders {[one.label for one in claimed.contenders]}; expected {labels}")
-    for ours, theirs in zip(claimed.contenders, found.contenders, strict=True):
-        metrics = {key: one for key, one in ours.metrics.items() if not (task.untimed and is_timed(key))}
+        certificate.agree(f"{name}: tokens per step", claimed.tokens_per_step, recounted.tokens_per_step)
+    labels = [contender.label for contender in recounted.contenders]
+    if [contender.label for contender in claimed.contenders] != labels:
+        raise CertificationError(
+            f"{name}: contenders {[contender.label for contender in claimed.contenders]}; expected {labels}"
+        )
+    for ours, theirs in zip(claimed.contenders, recounted.contenders, strict=True):
+        metrics = {key: metric for key, metric in ours.metrics.items() if not (task.untimed and is_timed(key))}
         if metrics.keys() != theirs.metrics.keys():
             raise CertificationError(
                 f"{name}: {ours.label}: metrics {sorted(metrics)}; the recount gives {sorted(theirs.metrics)}"
             )
-        for key, one in metrics.items():
-            _agree(f"{name}: {ours.label}: {key}", one, theirs.metrics[key], certificate)
+        for key, metric in metrics.items():
+            _agree(f"{name}: {ours.label}: {key}", metric, theirs.metrics[key], certificate)
 
 
-def _agree(what: str, claimed: Metric, found: Metric, certificate: Certificate) -> None:
-    certificate.agree(what, claimed.value, found.value)
-    certificate.agree(f"{what} low", claimed.low, found.low)
-    certificate.agree(f"{what} high", claimed.high, found.high)
+def _agree(what: str, claimed: Metric, recounted: Metric, certificate: Certificate) -> None:
+    certificate.agree(what, claimed.value, recounted.value)
+    certificate.agree(f"{what} low", claimed.low, recounted.low)
+    certificate.agree(f"{what} high", claimed.high, recounted.high)
 
 
-def _check_seconds(claimed: SecondsOptions, found: SecondsOptions | None, certificate: Certificate) -> None:
+def _check_seconds(claimed: SecondsOptions, recounted: SecondsOptions | None, certificate: Certificate) -> None:
     """The curves that the plan names, and how often they were stretched."""
-    assert found is not None
+    assert recounted is not None
     for name in ("sources", "missing", "other_dtype", "noisy"):
-        if getattr(claimed, name) != getattr(found, name):
+        if getattr(claimed, name) != getattr(recounted, name):
             raise CertificationError(
                 f"options.seconds.{name}: {getattr(claimed, name)!s:.200}; profile and links give"
-                f" {getattr(found, name)!s:.200}"
+                f" {getattr(recounted, name)!s:.200}"
             )
-    for name in sorted({*claimed.extrapolated, *found.extrapolated}):
-        certificate.agree(f"extrapolated {name}", claimed.extrapolated.get(name), found.extrapolated.get(name))
+    for name in sorted({*claimed.extrapolated, *recounted.extrapolated}):
+        certificate.agree(f"extrapolated {name}", claimed.extrapolated.get(name), recounted.extrapolated.get(name))
     certificate.checks.append("predicted seconds")
 
 
@@ -100,28 +102,28 @@ def _check_verdict(
     if task.untimed and is_timed(metric):
         certificate.unchecked.append("the gain of the verdict")
         return
-    found = verdict(evaluated, metric, against=against, at_least=task.strategy.pays_from)
-    if (claimed.metric, claimed.against, claimed.at_least) != (found.metric, found.against, found.at_least):
+    recounted = verdict(evaluated, metric, against=against, at_least=task.strategy.pays_from)
+    if (claimed.metric, claimed.against, claimed.at_least) != (recounted.metric, recounted.against, recounted.at_least):
         raise CertificationError(
             f"verdict on {claimed.metric} against {claimed.against} from {claimed.at_least} on; {task.strategy.name} is"
-            f" judged on {found.metric} here, against {found.against}, from {found.at_least} on"
+            f" judged on {recounted.metric} here, against {recounted.against}, from {recounted.at_least} on"
         )
-    _agree("gain", claimed.gain, found.gain, certificate)
+    _agree("gain", claimed.gain, recounted.gain, certificate)
     if claimed.share is not None:  # older plans
-        if found.share is None:
-            raise CertificationError(f"gain as a share of {against}, which has no {found.metric}; expected none")
-        _agree("gain as a share", claimed.share, found.share, certificate)
-    if claimed.value != found.value:
-        raise CertificationError(f"verdict {claimed.value}; the recount gives {found.value}")
+        if recounted.share is None:
+            raise CertificationError(f"gain as a share of {against}, which has no {recounted.metric}; expected none")
+        _agree("gain as a share", claimed.share, recounted.share, certificate)
+    if claimed.value != recounted.value:
+        raise CertificationError(f"verdict {claimed.value}; the recount gives {recounted.value}")
     certificate.checks.append("verdict")
     if claimed.sizes:
-        _check_sizes(claimed.sizes, sizes(task, rivals, evaluated, found.metric), certificate)
+        _check_sizes(claimed.sizes, sizes(task, rivals, evaluated, recounted.metric), certificate)
 
 
-def _check_sizes(claimed: Sequence[SizedGain], found: Sequence[SizedGain], certificate: Certificate) -> None:
+def _check_sizes(claimed: Sequence[SizedGain], recounted: Sequence[SizedGain], certificate: Certificate) -> None:
     """The gains at other sizes of a step."""
-    certificate.agree("sizes of a step in the verdict", len(claimed), len(found))
-    for ours, theirs in zip(claimed, found, strict=True):
+    certificate.agree("sizes of a step in the verdict", len(claimed), len(recounted))
+    for ours, theirs in zip(claimed, recounted, strict=True):
         certificate.agree("tokens of a step in the verdict", ours.tokens_per_step, theirs.tokens_per_step)
         _agree(f"gain at {ours.tokens_per_step:,.0f} tokens per step", ours.share, theirs.share, certificate)
     certificate.checks.append("gains by size of a step")

@@ -56,23 +56,23 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
         "part": comparison.part.model_dump(mode="json"),
         "seconds": comparison.seconds and comparison.seconds.model_dump(mode="json"),
         "replica_rule": comparison.replica_rule,
-        "split_bounds": {label: [asdict(one) for one in bounds] for label, bounds in comparison.bounds.items()},
+        "split_bounds": {label: [asdict(bound) for bound in bounds] for label, bounds in comparison.bounds.items()},
         "copies_between": {label: copies_DD.tolist() for label, copies_DD in comparison.between.items()},
         "copy_bytes": comparison.copy_bytes.get(comparison.compared[0].verdict.against),
         "plans": [
             {
-                "path": one.path,
-                "plan_sha256": one.plan.plan_sha256,
-                "strategies": list(one.plan.strategies),
-                "contender": one.label,
-                "copy_bytes": comparison.copy_bytes.get(one.label),
-                "verdict": one.verdict.model_dump(mode="json"),
-                "gain_when_solved": one.claimed and one.claimed.model_dump(mode="json"),
-                "gain_when_solved_over_same": one.gain_over_same,
-                "against_first": one.against_first and one.against_first.model_dump(mode="json"),
-                "moves_from_first": one.moves and asdict(one.moves),
+                "path": row.path,
+                "plan_sha256": row.plan.plan_sha256,
+                "strategies": list(row.plan.strategies),
+                "contender": row.label,
+                "copy_bytes": comparison.copy_bytes.get(row.label),
+                "verdict": row.verdict.model_dump(mode="json"),
+                "gain_when_solved": row.claimed and row.claimed.model_dump(mode="json"),
+                "gain_when_solved_over_same": row.gain_over_same,
+                "against_first": row.against_first and row.against_first.model_dump(mode="json"),
+                "moves_from_first": row.moves and asdict(row.moves),
             }
-            for one in comparison.compared
+            for row in comparison.compared
         ],
         "no_longer_pay": comparison.failing,
     }
@@ -83,7 +83,7 @@ def write_matrices(comparison: Comparison, path: Path) -> None:
     unit, each = "MB" if comparison.copy_bytes else "copies", comparison.copy_bytes
     shown = {label: copies_DD * (each[label] / 1e6 if each else 1.0) for label, copies_DD in comparison.between.items()}
     heat: dict[str, Any] = {"type": "heatmap", "colorscale": "Blues", "colorbar": {"title": f"{unit} per step"}}
-    heat |= {"zmin": 0.0, "zmax": max((float(one_DD.max()) for one_DD in shown.values()), default=0.0)}
+    heat |= {"zmin": 0.0, "zmax": max((float(copies_DD.max()) for copies_DD in shown.values()), default=0.0)}
     layout = {"xaxis": {"title": "to device"}, "yaxis": {"title": "from device", "autorange": "reversed"}}
     node_D, sections = np.arange(comparison.cluster.num_devices) // comparison.cluster.devices_per_node, []
     for label, between_DD in shown.items():
@@ -102,13 +102,16 @@ def write_matrices(comparison: Comparison, path: Path) -> None:
 
 def _bounds(label: str, bounds: Sequence[SplitBound]) -> Section:
     """The layers of a plan that are furthest above the mean, with the experts that bound them."""
-    worst = sorted(bounds, key=lambda one: -one.split)[:WORST]
-    sets = [f"{listed([*one.experts])} on {one.devices} ({percent(one.often)})" if one.experts else "" for one in worst]
+    worst = sorted(bounds, key=lambda bound: -bound.split)[:WORST]
+    sets = [
+        f"{listed([*bound.experts])} on {bound.devices} ({percent(bound.often)})" if bound.experts else ""
+        for bound in worst
+    ]
     columns = [
-        Column("layer", [str(one.layer) for one in worst]),
-        Column("exact split", [f"{one.split:.3f}" for one in worst]),
-        Column("shared alike", [f"{one.even:.3f}" for one in worst]),
-        Column("at the mean", [percent(one.at_mean) for one in worst]),
+        Column("layer", [str(bound.layer) for bound in worst]),
+        Column("exact split", [f"{bound.split:.3f}" for bound in worst]),
+        Column("shared alike", [f"{bound.even:.3f}" for bound in worst]),
+        Column("at the mean", [percent(bound.at_mean) for bound in worst]),
         Column("experts that bound most often, on devices", sets),
     ]
     text = (
@@ -121,14 +124,14 @@ def _bounds(label: str, bounds: Sequence[SplitBound]) -> Section:
 
 def _answers(comparison: Comparison) -> Iterator[str]:
     """The answer for every plan: whether it pays, and the samples it is judged on."""
-    for one in comparison.compared:
-        stands = "no longer pays" if one.paid_when_solved else "does not pay"
-        if one.verdict.value == "benefit":
+    for row in comparison.compared:
+        stands = "no longer pays" if row.paid_when_solved else "does not pay"
+        if row.verdict.value == "benefit":
             stands = "pays"
-        elif one.verdict.gain.low is None:
+        elif row.verdict.gain.low is None:
             stands = "not shown to pay (one step or sample shows nothing)"
-        gain = gain_words(one.verdict, comparison.part, of=one.label)
-        yield f"{printable(one.path)} {stands}: {gain}{short_of(one.verdict) if one.verdict.value == 'none' else ''}"
+        gain = gain_words(row.verdict, comparison.part, of=row.label)
+        yield f"{printable(row.path)} {stands}: {gain}{short_of(row.verdict) if row.verdict.value == 'none' else ''}"
     part, unit = comparison.part, comparison.unit
     steps = f"{part.num_steps} complete step{'s' * (part.num_steps != 1)}"
     dropped = f" ({part.dropped_samples} trailing {unit}s dropped)" if part.dropped_samples else ""
@@ -155,27 +158,27 @@ def _doubts(comparison: Comparison) -> Iterator[str]:
 
 def _timed_before(comparison: Comparison) -> Iterator[str]:
     """Plans that were solved by seconds of whole steps, where these are not known here."""
-    for one in comparison.compared:
-        solved, source = one.plan.verdict, one.plan.inputs.profile
-        if solved is not None and solved.metric == STEP != one.verdict.metric and source is not None:
+    for row in comparison.compared:
+        solved, source = row.plan.verdict, row.plan.inputs.profile
+        if solved is not None and solved.metric == STEP != row.verdict.metric and source is not None:
             known = f" ({printable(source.path)})" if source.path else ""
-            yield f"{printable(one.path)} was solved by seconds of whole steps{known}: give --profile for them"
+            yield f"{printable(row.path)} was solved by seconds of whole steps{known}: give --profile for them"
 
 
 def _remarks(comparison: Comparison) -> Iterator[str]:
     """Further remarks: exchanges, the gains when solved, and how the plans stand to the first."""
     part = comparison.part
-    for one in comparison.compared:
-        ours, base = find(part, one.label), find(part, one.verdict.against)
-        yield from (f"{printable(one.path)}: {line}" for line in copies_remarks(one.verdict, ours, base))
-        solved, evaluation = one.plan.verdict, one.plan.evaluation
-        if one.claimed is not None and solved is not None and evaluation is not None:  # it was judged alike
+    for row in comparison.compared:
+        ours, base = find(part, row.label), find(part, row.verdict.against)
+        yield from (f"{printable(row.path)}: {line}" for line in copies_remarks(row.verdict, ours, base))
+        solved, evaluation = row.plan.verdict, row.plan.evaluation
+        if row.claimed is not None and solved is not None and evaluation is not None:  # it was judged alike
             where = "" if evaluation.held_out else ", on the samples it was fitted to"
-            yield f"{printable(one.path)}: {gain_words(solved, evaluation.judging)} when it was solved{where}"
-    for one in comparison.compared:
-        if one.against_first is not None:
-            words = f"{printable(one.path)}: {gain_words(one.against_first, part, of=one.label)}"
-            if (moves := one.moves) is not None:
+            yield f"{printable(row.path)}: {gain_words(solved, evaluation.judging)} when it was solved{where}"
+    for row in comparison.compared:
+        if row.against_first is not None:
+            words = f"{printable(row.path)}: {gain_words(row.against_first, part, of=row.label)}"
+            if (moves := row.moves) is not None:
                 size = "" if moves.num_bytes is None else f" ({bytes_text(moves.num_bytes)})"
                 words += f"; to get there {moves.experts:,} of {moves.held:,} experts move{size}"
             yield words
