@@ -172,7 +172,7 @@ def by_size(verdict: Verdict, part: Part) -> Iterator[str]:
             interval = change_text(share.high, share.low)
         return f"{change_text(share.value)} at {one.tokens_per_step:,.0f} ({interval}{how})"
 
-    yield f"by tokens per step (95 %): {', '.join(map(sized, verdict.sizes))}{_turn(verdict)}"
+    yield f"this plan by tokens per step (95 %): {', '.join(map(sized, verdict.sizes))}{_turn(verdict)}"
 
 
 def _turn(verdict: Verdict) -> str:

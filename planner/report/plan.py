@@ -53,10 +53,13 @@ def solve_report(plan: Plan, path: Path, console: Console, *, verbose: bool = Fa
 
 def _next_step(plan: Plan, path: Path) -> str:
     """The command that carries a plan out; for a plan that does not pay, what else to try."""
-    strategies = _strategies(plan)
-    pays = plan.verdict is None or plan.verdict.value == "benefit"
-    if pays and all(one.to_apply(plan) for one in strategies):
-        return f"moeplan apply {path}{''.join(one.apply_flags(plan) for one in strategies)}"
+    strategies, verdict = _strategies(plan), plan.verdict
+    carry_out = f"moeplan apply {path}{''.join(one.apply_flags(plan) for one in strategies)}"
+    if verdict is None or verdict.value == "benefit":
+        if all(one.to_apply(plan) for one in strategies):
+            return carry_out
+    elif verdict.gain.low is None and verdict.gain.value > 0:  # one step: `apply` leaves it to the user
+        return f"record more, or {carry_out}"
     if doubt(plan) == NOTHING_TO_GAIN:
         others = "" if chosen_by(plan) else "; moeplan solve without --strategy tries all"
         return f"nothing to apply: keep what runs today{others}"

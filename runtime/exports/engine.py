@@ -68,6 +68,7 @@ class Engine(Protocol):
     splits: Mapping[str, str]
     file: str  #: The file of a directory that it is told of
     carries: frozenset[str]  #: The decisions that its files carry
+    trains: bool  #: Whether it trains models, too; else it serves them
     lacks: tuple[Lack, ...]  #: Why it cannot serve some models under a plan
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path, rule: str | None) -> Exported:

@@ -55,6 +55,7 @@ class SGLang:
     splits: Mapping[str, str] = MappingProxyType(BY_LP)
     file = "expert_location.json"
     carries = frozenset({"placement"})
+    trains = False
     lacks: tuple[Lack, ...] = (
         Lack("no expert-location hook", "ignores the file", WITHOUT_HOOK),
         Lack("no all-to-all (deepep)", "stops at the start command's --moe-a2a-backend", {"gpt_oss": "gpt-oss"}),

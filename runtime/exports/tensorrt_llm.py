@@ -50,6 +50,7 @@ class TensorRTLLM:
     splits: Mapping[str, str] = MappingProxyType({})
     file = "moe_load_balancer.yaml"
     carries = frozenset({"placement"})
+    trains = False
     lacks: tuple[Lack, ...] = (Lack("no load balancer", "ignores the file or stops", UNLISTED),)
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path, rule: str | None) -> Exported:

@@ -31,6 +31,7 @@ class Tutel:
     splits: Mapping[str, str] = MappingProxyType({})
     file = "degrees.json"
     carries = frozenset({"pipeline"})
+    trains = True
     lacks: tuple[Lack, ...] = ()
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path, rule: str | None) -> Exported:

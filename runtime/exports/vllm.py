@@ -67,6 +67,7 @@ class VLLM:
     splits: Mapping[str, str] = MappingProxyType({})
     file = "expert_map.json"
     carries = frozenset({"placement"})
+    trains = False
     lacks: tuple[Lack, ...] = (Lack("no EPLB", "ignores the file", WITHOUT_EPLB),)
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path, rule: str | None) -> Exported:
@@ -119,6 +120,7 @@ class VLLMAscend:
     splits: Mapping[str, str] = MappingProxyType({})
     file = "expert_map.json"
     carries = frozenset({"placement"})
+    trains = False
     lacks: tuple[Lack, ...] = ()
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path, rule: str | None) -> Exported:

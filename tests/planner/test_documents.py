@@ -165,7 +165,7 @@ def test_it_pays_from_a_size_on_only_where_the_gain_is_sure() -> None:
 
     rising = sized(64, 0.0, -0.2), sized(256, 0.3, 0.2)
     assert words(*rising) == (
-        "by tokens per step (95 %): 0 % at 64 (-90.0 to +20.0 %), -30.0 % at 256 (-90.0 to -20.0 %); certain"
+        "this plan by tokens per step (95 %): 0 % at 64 (-90.0 to +20.0 %), -30.0 % at 256 (-90.0 to -20.0 %); certain"
         " from 256 on"
     )
     assert words(*rising[::-1]).endswith("; certain at 256")

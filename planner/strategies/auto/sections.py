@@ -14,7 +14,7 @@ from ...evaluate.evaluate import MATTERS
 from ...evaluate.metrics import ATTENTION, BALANCE, COMBINE, COPIES, DISPATCH, EXPERTS, KV, METRICS, TAIL
 from ...evaluate.price import IDEAL, STEP
 from ...figures import OF_IDEAL, TimeUnit, change_text, find, value
-from ...options import AutoOptions, Tried
+from ...options import AutoOptions, EvaluationOptions, Tried
 from .search import near
 
 PARTS = {
@@ -71,7 +71,7 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     if options.status is not Status.FEASIBLE:
         yield f"{ENDED[options.status]}: the best found until then; what was not tried, or not judged, is left out"
     yield from _added(options, plan, part)
-    yield from _carried(options, plan.model)
+    yield from _carried(options, plan.model, training=EvaluationOptions.of(plan).use == "training")
     for one in _different(options):
         if len(one.parts) == 1 and one.parts[0] not in best.parts and (reason := _why(one, options)):
             yield f"not worth it: {one.name}, {reason}"
@@ -97,21 +97,22 @@ def _added(options: AutoOptions, plan: Plan, part: Part) -> Iterator[str]:
         yield f"what each part adds, in % of today: {', '.join(added)}"
 
 
-def _carried(options: AutoOptions, model: ModelSpec) -> Iterator[str]:
+def _carried(options: AutoOptions, model: ModelSpec, *, training: bool) -> Iterator[str]:
     """The engines that carry out the plan, or the best candidate of each; nothing where an engine was asked for."""
     best, carried = options.tried[0], dict[tuple[str, ...], Tried]()
     if options.engine is not None:
         return
-    if best.engines:
-        yield f"for {', '.join(best.engines)}, too: moeplan apply with --engine NAME -o DIR"
+    able = {name: engine for name, engine in ENGINES.items() if engine.trains or not training}
+    if runs := [name for name in best.engines if name in able]:
+        yield f"{' and '.join(runs)} can run it, too: moeplan apply PLAN --engine NAME -o DIR"
         return
     for one in sorted((best, *_different(options)), key=lambda one: -one.inner):
-        if one.engines and one.inner >= MATTERS:
-            carried.setdefault(one.engines, one)
+        if (engines := tuple(name for name in one.engines if name in able)) and one.inner >= MATTERS:
+            carried.setdefault(engines, one)
     listed = "; ".join(
         f"{', '.join(engines)}: {one.name}, {change_text(one.share.value)}" for engines, one in carried.items()
     )
-    lacking = "".join(f"; not {name}: {why}" for name, one in ENGINES.items() if (why := unserved(one, model)))
+    lacking = "".join(f"; not {name}: {why}" for name, one in able.items() if (why := unserved(one, model)))
     can = f"; what engines can (--engine NAME): {listed}" if listed else ""
     yield f"moeplan.runtime carries it out{can}{lacking}"
 
@@ -123,7 +124,8 @@ def _why(one: Tried, options: AutoOptions) -> str:
         return f"{change}, which a single step does not show: give fewer tokens per step, or record more"
     if one.share.value > best.share.value:  # here, not where they were compared
         less = "within 1 % of the plan, which needs less" if one.inner > best.inner else "less than the plan"
-        return f"{change} here, but surely only {change_text(one.inner)} on the samples they were compared on: {less}"
+        chosen = f"{change_text(one.inner)} at least where candidates were compared (plan {change_text(best.inner)})"
+        return f"{change} here, but {chosen}: {less}"
     if one.share.value >= MATTERS:
         return ""
     grown = {

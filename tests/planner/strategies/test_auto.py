@@ -32,7 +32,7 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.description import on_cluster
 from moeplan.profilers.presets import load_preset
 from moeplan.profilers.profile import save
-from moeplan.runtime.exports import prepared
+from moeplan.runtime.exports import ENGINES, prepared
 from moeplan.runtime.plan import Metric, load
 from moeplan.solvers.outcome import Status
 from moeplan.traces.reader import Trace
@@ -542,7 +542,21 @@ def test_one_snapshot_of_counts_is_fitted_and_judged_whole(tmp_path: Path) -> No
     assert plan.inputs.trace.split.fit_fraction == 1.0
     assert plan.strategies == ("eplb",)
     assert plan.verdict.value == "none"  # one step shows nothing of others
-    assert "no benefit shown: -" in screen(solve_report, plan, Path("plan.json"))
+    told = screen(solve_report, plan, Path("plan.json"))
+    assert "no benefit shown: -" in told
+    assert told.endswith("next: record more, or moeplan apply plan.json\n")  # which apply leaves to the user
+
+
+def test_engines_that_only_serve_are_not_named_for_training(trace: Trace) -> None:
+    """The embedded model's placement suits every engine; none that carries placements trains."""
+    named = {}
+    for purpose in ("serving", "training"):
+        plan = planned(trace, "auto", purpose=purpose, tokens_per_step=80)
+        assert set(auto_of(plan).tried[0].engines) == {"sglang", "vllm", "vllm-ascend", "tensorrt-llm"}
+        told = screen(solve_report, plan, Path("plan.json"), verbose=True)
+        named[purpose] = [name for name in ENGINES if name in told]
+    assert named["serving"]
+    assert not named["training"]
 
 
 def test_where_nothing_pays_it_says_so(make_trace: Any, tmp_path: Path) -> None:
