@@ -8,6 +8,9 @@ To be imported in the call that needs it.
 Legend: B steps; E experts; P slots; D devices.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 
 from .arrays import Ints
@@ -66,6 +69,9 @@ def capacity_deal(pairs: Ints, holders: Holders) -> Ints:
     return dealt
 
 
+ALONE = {EVEN: even_deal, CAPACITY: capacity_deal}  # rules that are no flow
+
+
 @compiled
 def proportional_deal(pairs: Ints, served: Ints, holders: Holders) -> Ints:
     """Pairs by slot and source `[P, D]`, each source's tokens in proportion to what slots serve `[P]`."""
@@ -111,7 +117,11 @@ def pair_ports(dealt: Ints, holders: Holders) -> Ints:
     return ports
 
 
-@compiled
+def deal_of(rule: int, ratio: int) -> Callable[[Ints, Holders], Ints]:
+    """The deal of one rule: `dealt`, which compiles all rules for a minute, only where one alone does not do."""
+    return ALONE.get(rule, partial(dealt, rule=rule, ratio=ratio))
+
+
 def traffic_of_steps(pairs: Ints, holders: Holders, rule: int, ratio: int) -> tuple[Ints, Ints, Ints]:
     """Loads of devices `[B, D]`, their ports as `pair_ports` `[B, 2, 2, D]`, and pairs that stay there `[B, D]`.
 
@@ -119,13 +129,12 @@ def traffic_of_steps(pairs: Ints, holders: Holders, rule: int, ratio: int) -> tu
     """
     num_steps, _, num_devices = pairs.shape
     loads, kept = np.zeros((num_steps, num_devices), np.int64), np.zeros((num_steps, num_devices), np.int64)
-    ports = np.zeros((num_steps, 2, 2, num_devices), np.int64)
+    ports, deal = np.zeros((num_steps, 2, 2, num_devices), np.int64), deal_of(rule, ratio)
     for b in range(num_steps):
-        shares = dealt(pairs[b], holders, rule, ratio)
+        shares = deal(pairs[b], holders)
         ports[b] = pair_ports(shares, holders)
-        for p in range(len(shares)):
-            loads[b, holders.device[p]] += shares[p].sum()
-            kept[b, holders.device[p]] += shares[p, holders.device[p]]
+        np.add.at(loads[b], holders.device, shares.sum(axis=1))
+        np.add.at(kept[b], holders.device, shares[np.arange(len(shares)), holders.device])
     return loads, ports, kept
 
 

@@ -21,7 +21,7 @@ from .arrays import Floats, Ints, flow_units
 from .compiled import compiled
 from .placement import DEALS, Placement
 from .quota import Holders, furthest_behind, holders_of, least
-from .step_deals import dealt, served
+from .step_deals import deal_of, served
 
 
 class StepSplit:
@@ -60,10 +60,11 @@ class StepSplit:
                 self._first[layer, number], self._device[layer, number, : len(of.device)] = of.first, of.device
         shape = (num_steps, num_layers, num_slots, num_devices if self.by_source else 1)
         self._dealt, self._given = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        deal = deal_of(DEALS.index(rule), ratio)
         for step, layer in np.ndindex(num_steps, num_layers):
             of, of_layer = holders[int(self._period[step])][layer], pairs[step, layer].astype(np.int64)
             if self.by_source:
-                self._dealt[step, layer, : len(of.device)] = dealt(of_layer, of, DEALS.index(rule), ratio)
+                self._dealt[step, layer, : len(of.device)] = deal(of_layer, of)
             else:
                 self._dealt[step, layer, : len(of.device), 0] = served(of_layer.sum(axis=1), of)
 

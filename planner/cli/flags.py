@@ -37,9 +37,9 @@ Purpose = Annotated[
     Literal["serving", "training"] | None, optional("What the plan is for; else as the trace's phases say.", "--for")
 ]
 TokensPerStep = Annotated[
-    int | None, optional("Prefill, training: tokens per step, of whole samples; 4,096 or 8,192 per device.")
+    int | None, optional("Tokens per step; by default 4,096 per device (prefill) or 8,192 (training).")
 ]
-Concurrency = Annotated[int | None, optional("Decode: sequences that run at once; 64 per device.")]
+Concurrency = Annotated[int | None, optional("Decode: sequences that run at once; by default 64 per device.")]
 SamplesPerStep = Annotated[int | None, optional("Training: samples per step.")]
 
 

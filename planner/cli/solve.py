@@ -46,7 +46,7 @@ def solve(
     wire: Annotated[Wire | None, optional(WIRE)] = None,
     phase: Phases = None,
     fit_fraction: Annotated[
-        float | None, optional("Share of samples to fit on; the rest judges. 0.5, or 1 of a single one.")
+        float | None, optional("Share of samples to fit on; the rest judges. 0.5, or 1 if there is one.")
     ] = None,
     purpose: Purpose = None,
     tokens_per_step: TokensPerStep = None,

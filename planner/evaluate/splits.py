@@ -203,7 +203,10 @@ class UnitIndex:
             return Cohort(unit_ids, tokens_U, home_U, None, step_ids, num_ranks=ranked, dealt_over=dealt_over)
         if size.unit == "sequences" and len(unit_ids):
             if self.first is None or self.span is None or self.kind != "sample":
-                raise UsageError(f"{self.path}: no positions of samples, to run beside others: give --tokens-per-step")
+                raise UsageError(
+                    f"{self.path}: no positions of samples, to run beside others: give --tokens-per-step, as many as"
+                    " sequences"
+                )
             first_U, span_U = self.first[chosen_U], self.span[chosen_U]
             check_spans(self.path, tokens_U, span_U)
             lanes, density = Lanes.of(first_U, span_U, size.number, num_devices), tokens_U.sum() / span_U.sum()

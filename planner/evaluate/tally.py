@@ -160,7 +160,7 @@ class Tally:
         placement, rule = journey.placement, journey.rule
         if rule not in DEALS and placement.has_replicas:
             raise UsageError(f"replica rule {rule} for counts by source rank; expected one of {', '.join(DEALS)}")
-        number = DEALS.index(rule) if rule in DEALS else 0
+        number = DEALS.index(rule if rule in DEALS and placement.has_replicas else "even")
         num_steps, num_layers, _, num_devices = pairs.shape
         classes, ratio = len(link_classes(cluster)), round(inter_ratio(cluster))
         loads, kept = np.zeros((2, num_steps, num_layers, num_devices), np.int64)

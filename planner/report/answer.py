@@ -297,7 +297,10 @@ def _steps(plan: Plan, part: Part) -> Iterator[str]:
     """Describe the steps behind the figures, where these are few or incomplete."""
     options = EvaluationOptions.of(plan)
     if options.use is None and options.size == usual_size(None, plan.cluster.num_devices):
-        yield "steps as usual in prefill, as counts do not say what runs; else --concurrency, or --for training"
+        yield (
+            "steps as usual in prefill, as counts do not say what runs; for decode give --tokens-per-step, as"
+            " many as sequences, else --for training"
+        )
     if scaled := scaled_up(options.size, part):
         yield scaled
     elif part.dropped_samples:

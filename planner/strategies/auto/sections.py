@@ -104,7 +104,8 @@ def _carried(options: AutoOptions, model: ModelSpec, *, training: bool) -> Itera
         return
     able = {name: engine for name, engine in ENGINES.items() if engine.trains or not training}
     if runs := [name for name in best.engines if name in able]:
-        yield f"{' and '.join(runs)} can run it, too: moeplan apply PLAN --engine NAME -o DIR"
+        if best.share.value >= MATTERS:
+            yield f"{' and '.join(runs)} can run it, too: moeplan apply PLAN --engine NAME -o DIR"
         return
     for one in sorted((best, *_different(options)), key=lambda one: -one.inner):
         if (engines := tuple(name for name in one.engines if name in able)) and one.inner >= MATTERS:

@@ -28,7 +28,12 @@ class ExflowParams(PlacementParams):
     groups: Literal["split", "whole"] = flag("split", WHOLE)
     backend: Literal["ortools", "pulp"] = flag("ortools", "What solves ilp and paper.")
     time_limit_s: float = flag(
-        30.0, "Seconds for the search.", name="time-limit", above=0, at_most=1e7, expected="seconds above 0"
+        30.0,
+        "Seconds for the search.",
+        name="time-limit",
+        above=0,
+        at_most=1e7,
+        expected="seconds above 0, at most 1e7",
     )
     objective: Literal["hops", "copies"] | None = flag(None, "What to save; hops, or under standard dispatch copies.")
     bound: Literal["simple", "thorough"] = flag(
