@@ -92,7 +92,7 @@ class Contender:
         return Contender(name, replace(self.journey, **changes))
 
     def wired(self, wire: Wire | None) -> "Contender":
-        """Journey with hidden vectors in another form; itself where they travel as they are."""
+        """Contender with hidden vectors in another form; itself where they travel as they are."""
         return self if wire is None else self.named(f"{self.name}, {wire}", wire=wire)
 
 

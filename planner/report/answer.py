@@ -62,10 +62,13 @@ def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
         share = Metric(value=verdict.gain.value / base if base else 0.0, low=ends[0], high=ends[1])
     nouns = {STEP: f"of the {'' if ATTENTION in theirs.metrics else 'MoE '}step", EXPERTS: "of the experts' time"}
     noun = nouns.get(verdict.metric, spec.noun)
-    interval = "no interval"
-    if share.low is not None and share.high is not None:
-        interval = f"95 %: {change_text(share.high, share.low)}"
-    return f"{change_text(share.value)} {noun} ({figures}; {interval})"
+    interval = _interval(share)
+    return f"{change_text(share.value)} {noun} ({figures}; {f'95 %: {interval}' if interval else 'no interval'})"
+
+
+def _interval(share: Metric) -> str:
+    """The change at both ends of a gain's interval; empty where it has none."""
+    return "" if share.low is None or share.high is None else change_text(share.high, share.low)
 
 
 def doubt(plan: Plan) -> str:
@@ -164,15 +167,15 @@ def by_size(verdict: Verdict, part: Part) -> Iterator[str]:
     """The gain and its interval at each size of a step that was judged, and at which of these it is sure to matter."""
     if len(verdict.sizes) < 2:
         return
+    listed = ", ".join(_sized(gain, part) for gain in verdict.sizes)
+    yield f"this plan by tokens per step (95 %): {listed}{_turn(verdict)}"
 
-    def sized(one: SizedGain) -> str:
-        share, how = one.share, ", scaled up" if one.tokens_per_step > part.num_tokens else ""
-        interval = "too few steps"
-        if share.low is not None and share.high is not None:
-            interval = change_text(share.high, share.low)
-        return f"{change_text(share.value)} at {one.tokens_per_step:,.0f} ({interval}{how})"
 
-    yield f"this plan by tokens per step (95 %): {', '.join(map(sized, verdict.sizes))}{_turn(verdict)}"
+def _sized(gain: SizedGain, part: Part) -> str:
+    """The gain at a size of a step, with its interval, and whether the part holds less than such a step."""
+    how = ", scaled up" if gain.tokens_per_step > part.num_tokens else ""
+    interval = _interval(gain.share) or "too few steps"
+    return f"{change_text(gain.share.value)} at {gain.tokens_per_step:,.0f} ({interval}{how})"
 
 
 def _turn(verdict: Verdict) -> str:
