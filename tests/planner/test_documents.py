@@ -15,8 +15,9 @@ import moeplan.planner
 from moeplan.errors import InputError, StorageError
 from moeplan.planner.document import GAP, Column, Table, drawn, write_page
 from moeplan.planner.evaluate.metrics import METRICS
-from moeplan.planner.figures import TimeUnit, megabytes
-from moeplan.planner.report.answer import by_size, gain_words
+from moeplan.planner.evaluate.step_size import StepSize
+from moeplan.planner.figures import TimeUnit, change_text, megabytes
+from moeplan.planner.report.answer import answer, by_size, gain_words, scaled_up
 from moeplan.planner.report.plan import show_report
 from moeplan.runtime.plan import Contender, Metric, Part, SizedGain, Verdict
 from tests.planner.makers import edited, planned, screen
@@ -71,9 +72,27 @@ def test_a_gain_is_told_in_percent_of_today_and_in_its_unit(
 
 
 def test_seconds_have_three_digits_and_megabytes_never_an_exponent() -> None:
-    seconds = (99.94e-3, 99.96e-3, 9.9996, 10.0, 9.9951e-6)
-    assert [*map(TimeUnit.worded, seconds)] == ["99.9 ms", "100 ms", "10,000 ms", "10.0 s", "10.0 us"]
+    seconds = (99.94e-3, 99.96e-3, 9.9996, 10.0, 9.9951e-6, 4.257e-3)
+    assert [*map(TimeUnit.worded, seconds)] == ["99.9 ms", "100 ms", "10,000 ms", "10.0 s", "10.0 us", "4,257 us"]
     assert [*map(megabytes, (999.4e6, 999.6e6, 1.2345e9, 2e3))] == ["999", "1,000", "1,234", "0.002"]
+
+
+def test_changes_are_told_to_a_tenth_of_a_percent() -> None:
+    assert [*map(change_text, (0.004, -0.004, 0.0006, 0.0004, 0.0))] == ["-0.4 %", "+0.4 %", "-0.1 %", "0 %", "0 %"]
+
+
+def test_a_part_that_holds_a_step_is_not_scaled_up() -> None:
+    there = part("balance", 1.0, 2.0)
+    assert [bool(scaled_up(StepSize("tokens", there.num_tokens + more), there)) for more in (-1, 0, 1)] == [0, 0, 1]
+    assert [bool(scaled_up(StepSize("samples", there.num_samples + more), there)) for more in (-1, 0, 1)] == [0, 0, 1]
+
+
+def test_memory_of_replicas_is_that_of_the_device_with_most_slots_above_its_share(make_trace: Any) -> None:
+    """8 experts on the three devices that are alive, in 9 slots: 3 each, instead of 8 / 3."""
+    plan = planned(make_trace(), "eplb", redundant=1, dead=(3,))
+    assert plan.placement.slots.tolist() == [3, 3, 3, 0]
+    more = (3 - plan.model.num_experts / 3) * plan.model.num_layers * plan.model.expert_bytes / 1e6
+    assert f"1 replica per layer: +{more:.3g} MB per device" in answer(plan)
 
 
 def test_every_metric_has_words_of_its_own_for_sentences_and_for_docs() -> None:
@@ -176,6 +195,7 @@ def test_it_pays_from_a_size_on_only_where_the_gain_is_sure() -> None:
     assert "certain" not in words(sized(64, 0.02, -0.2), sized(256, 0.3, -0.1))  # never sure
     assert "certain" not in words(sized(64, 0.3, 0.2), sized(256, 0.3, 0.1))  # always
     assert "certain" not in words(*rising, at_least=0.25)
+    assert words(sized(64, 0.005, 0.001), rising[1]).endswith("; certain from 256 on")  # 0.5 % does not matter
     assert words(sized(64, 0.3, None), sized(1024, 0.3, 0.2)).endswith(
         "-30.0 % at 64 (too few steps), -30.0 % at 1,024 (-90.0 to -20.0 %, scaled up); certain from 1,024 on"
     )
