@@ -1,9 +1,10 @@
 """`moeplan apply`: certify a plan and make it the active plan, or write it for an engine or into a checkpoint."""
 
 import os
+import shlex
 import shutil
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -74,6 +75,8 @@ def apply(
     ways = {name: value for name, value in named.items() if value is not None}
     given: dict[str, object] = {"-o": output, "--trace": trace, "--profile": profile, "--hf-config": hf_config}
     given |= {"--force": force, COMMAND: command}
+    if undo is None:
+        _check_named(command or ())
     _check_together(ways, {name for name, value in given.items() if value}, plan)
     if output is not None and engine is None:
         directory = Path(next(iter(ways.values())))
@@ -130,6 +133,13 @@ def _check_together(ways: Mapping[str, object], given: Collection[str], plan: Pa
         raise UsageError(f"{way} does not go with {wrong[0]}; leave that out")
     if way == "--undo" and plan != PLAN:
         raise UsageError(f"--undo needs no plan; leave {plan} out")
+
+
+def _check_named(command: Sequence[str]) -> None:
+    """Refuse a command line that names no plan before `--`, where the command's first word would be the plan."""
+    after = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
+    if len(after) > len(command):
+        raise UsageError(f"no plan is named before --; expected moeplan apply {PLAN} -- {shlex.join(after)}")
 
 
 def _check_benefit(loaded: "Plan", plan: Path, verb: str) -> None:
