@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..compare import Comparison
 
 MOST_REMARKS = 5
-NOTHING_TO_GAIN = "no benefit expected"
+NOTHING_TO_GAIN, WORSE = "no benefit expected", "worse than today, keep what runs"
 EXCHANGES = {KV: "gathering K and V", DISPATCH: "dispatch", COMBINE: "combine"}
 BYTES = [spec.name for spec in METRICS.values() if spec.unit == "bytes" and spec.needs == SIZED]  # of copies, K and V
 LITTLE = 0.01  # more of something is not worth mention
@@ -79,6 +79,8 @@ def doubt(plan: Plan) -> str:
         return ""
     if plan.verdict.gain.low is None:
         return "no benefit shown"
+    if plan.verdict.gain.high is not None and plan.verdict.gain.high < 0:
+        return WORSE
     share = plan.verdict.share
     return "gain not certain" if share is not None and share.value >= MATTERS else NOTHING_TO_GAIN
 
