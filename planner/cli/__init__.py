@@ -45,7 +45,10 @@ def _run() -> None:
         if message.startswith("Usage:"):  # a group called without a command prints its help
             print(message, file=sys.stderr)
             sys.exit(UsageError.exit_code)
-        words = message.rstrip(".").replace("Value error, ", "")  # pydantic's, by which typer reads choices
+        words = message.rstrip(".").replace("Value error, ", "")  # pydantic's, by which typer reads values
+        if hasattr(error.__cause__, "errors"):
+            given = f"{error.__cause__.errors()[0]['input']!r:.40}"
+            words = words.replace("Input should be", f"{given}; expected")
         _tell(UsageError(f"{words}; see moeplan COMMAND --help"))
 
 
