@@ -91,9 +91,9 @@ def apply(
     loaded = load(plan)
     if command and shutil.which(command[0]) is None:
         raise UsageError(f"{command[0]}: no such command; nothing was applied")
-    exported = None if engine is None or output is None else _prepared(loaded, engine, output, hf_config)
     if not force:
-        _check_benefit(loaded, plan, "activate" if exported is None else "write")
+        _check_benefit(loaded, plan, "activate" if engine is None else "write")
+    exported = None if engine is None or output is None else _prepared(loaded, engine, output, hf_config)
     from ..certify import certifiable_profile, certifiable_trace, certify
 
     against = trace or certifiable_trace(loaded, plan.parent)
@@ -108,10 +108,12 @@ def apply(
         print_json({"plan": str(plan), "certified_against": against} | result)
     else:
         screen = console()
-        for line in (certificate.summary(plan, against), *lines):
+        for line in (*lines, certificate.summary(plan, against)):
             screen.print(line)
         if engine is not None:  # a line to itself, to paste
             print("start", result["command"], sep="\n")
+        elif not command:
+            screen.print(_next_step(loaded, plan))
     if command:
         sys.stdout.flush()
         os.environ["MOEPLAN_PLAN"] = str(Path(result["active"]).resolve())
@@ -161,6 +163,18 @@ def _activated(loaded: "Plan", plan: Path) -> tuple[dict[str, Any], list[str]]:
     active = activate(plan)
     found = f"active    {active}    moeplan.runtime.load_plan() finds it from here downward"
     return {"active": str(active)}, [answer(loaded), found]
+
+
+def _next_step(loaded: "Plan", plan: Path) -> str:
+    """The call that runs the active plan, and the command that writes it for the engines that can."""
+    from ...runtime.exports import ENGINES
+    from ..options import EvaluationOptions
+    from ..strategies.auto.search import engines_of
+
+    training = EvaluationOptions.use_in(loaded) == "training"
+    engines = [name for name in engines_of(loaded) if ENGINES[name].trains or not training]
+    other = f", or moeplan apply {plan} --engine {'|'.join(engines)} -o DIR" if engines else ""
+    return f"next: moeplan.runtime.load_plan() in your loop{other}"
 
 
 def _prepared(plan: "Plan", engine: str, output: Path, hf_config: Path | None) -> "Exported":
