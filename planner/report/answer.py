@@ -280,7 +280,10 @@ def _fitted(options: EvaluationOptions, part: Part) -> str:
         return "judged on the samples it was fitted to, because nothing was held out: expect less on others"
     by_counts = options.home == "none"
     what, same = ("one snapshot of counts", "counts") if by_counts else (f"one {options.unit}", "tokens")
-    return f"{what}: fitted and judged on the same {same}; record a second one to know how it holds"
+    return (
+        f"{what}: fitted and judged on the same {same}; to know how it holds record a second one: moeplan trace import"
+        " FILES -o second; moeplan compare PLAN --trace second"
+    )
 
 
 def _wire(plan: Plan, part: Part) -> Iterator[str]:
