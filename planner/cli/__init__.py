@@ -46,9 +46,8 @@ def _run() -> None:
             print(message, file=sys.stderr)
             sys.exit(UsageError.exit_code)
         words = message.rstrip(".").replace("Value error, ", "")  # pydantic's, by which typer reads values
-        if hasattr(error.__cause__, "errors"):
-            given = f"{error.__cause__.errors()[0]['input']!r:.40}"
-            words = words.replace("Input should be", f"{given}; expected")
+        if problems := getattr(error.__cause__, "errors", None):
+            words = words.replace("Input should be", f"{problems()[0]['input']!r:.40}; expected")
         _tell(UsageError(f"{words}; see moeplan COMMAND --help"))
 
 
