@@ -45,23 +45,22 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def check_target(path: str | os.PathLike[str], *, directory: bool = False) -> None:
-    """Refuse, before long work, a path where `atomic_path` or `atomic_directory` could make nothing; creates nothing.
+    """Refuse, before long work, a path where `atomic_path` or `atomic_directory` could make nothing.
 
     Raises
     ------
     UsageError
         A directory is asked for, and there is something that is no empty one.
     StorageError
-        There is something else than a file, or no directory above that can be written.
+        There is something else than a file, or no directory above that can be written, for any reason.
     """
     target = Path(path)
     try:
         _check_replaceable(target, directory=directory)
-        above = next(parent for parent in target.absolute().parents if parent.exists())
+        with tempfile.TemporaryFile(dir=next(parent for parent in target.absolute().parents if parent.exists())):
+            pass
     except OSError as error:
         raise StorageError(f"{target}: cannot be written ({error.strerror})") from error
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise StorageError(f"{target}: cannot be written ({above} is no directory, or one that is not yours to write)")
 
 
 @contextlib.contextmanager
@@ -263,7 +262,8 @@ def _appearing(target: Path, *, directory: bool) -> Iterator[Path]:
     except StorageError as error:  # of a file inside the directory
         raise StorageError(str(error).replace(str(temporary), str(target))) from error
     except OSError as error:
-        raise StorageError(f"{target}: cannot be written ({error.strerror or error}); nothing was changed") from error
+        reason = os.strerror(error.errno) if error.errno else error  # Arrow has words of its own for a full disk
+        raise StorageError(f"{target}: cannot be written ({reason}); nothing was changed") from error
     finally:
         if temporary is not None and directory:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -74,6 +74,11 @@ class Compared:
         return theirs.value - ours.value if ours and theirs else None
 
     @property
+    def size_when_solved(self) -> StepSize | None:
+        """Size of the steps that it was solved for; None where these were recorded, or are not known."""
+        return EvaluationOptions.of(self.plan).size if EvaluationOptions.key in self.plan.options else None
+
+    @property
     def paid_when_solved(self) -> bool:
         """Check whether it had a benefit, when solved, over the baseline of today, where that was judged beside it."""
         solved, over = self.plan.verdict, self.gain_over_same
@@ -122,6 +127,8 @@ class Comparison:
         failing = [row for row in self.compared if row.verdict.value == "none"]
         if all(row.verdict.gain.low is None for row in failing):
             return "one step shows nothing: record more"
+        if self.size is not None and all(row.size_when_solved not in (None, self.size) for row in failing):
+            return f"solve for this step size: moeplan solve --trace {self.trace} {self.size.flag} {self.size.number}"
         if all(row.plan.inputs.trace and row.plan.inputs.trace.sha256 == self.trace_sha256 for row in failing):
             return "it was solved on this very trace: record more, or keep what runs today"
         replanning = [(name,) for name, row in STRATEGIES.items() if row.params.replans]

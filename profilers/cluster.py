@@ -35,9 +35,10 @@ class Link:
             if match is None:
                 raise ValueError
             return match[1], cls(latency_s=float(match[3]) * 1e-6, s_per_byte=1e-9 / float(match[2]))
-        except (ValueError, ZeroDivisionError):
+        except (ValueError, ZeroDivisionError, UsageError):
             raise UsageError(
-                f"link {text!r}; expected KIND=GBps:us with KIND intra or inter, for example inter=25:4.5"
+                f"link {text!r}; expected KIND=GBps:us with KIND intra or inter, for example inter=25:4.5; at most"
+                f" {1e-9 / FASTEST:,.0f} GB/s, and less than an hour"
             ) from None
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -144,6 +145,24 @@ def test_a_full_disk_leaves_the_old_file_and_no_half_written_one_and_names_the_f
     assert all(os.strerror(errno.EFBIG) in line for line in told)
     assert (tmp_path / "plan.json").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_full_disk_is_named_whatever_words_the_writer_has_for_it(tmp_path: Path) -> None:
+    arrow = OSError(errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28] No space left on device")
+    with pytest.raises(StorageError) as refused, atomic_path(tmp_path / "new"):
+        raise arrow
+    assert str(refused.value) == f"{tmp_path}/new: cannot be written (No space left on device); nothing was changed"
+
+
+@pytest.mark.parametrize("reason", [errno.EROFS, errno.ENOSPC, errno.EACCES])
+def test_a_place_where_no_file_can_be_made_is_refused_with_its_reason_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int
+) -> None:
+    monkeypatch.setattr(os, "open", Mock(side_effect=OSError(reason, os.strerror(reason))))
+    for directory in (False, True):
+        with pytest.raises(StorageError) as refused:
+            check_target(tmp_path / "new", directory=directory)
+        assert str(refused.value) == f"{tmp_path}/new: cannot be written ({os.strerror(reason)})"
 
 
 VALUES = st.recursive(

@@ -45,7 +45,9 @@ def _run() -> None:
         if message.startswith("Usage:"):  # a group called without a command prints its help
             print(message, file=sys.stderr)
             sys.exit(UsageError.exit_code)
-        words = message.rstrip(".").replace("Value error, ", "")  # pydantic's, by which typer reads choices
+        words = message.rstrip(".").replace("Value error, ", "")  # pydantic's, by which typer reads values
+        if problems := getattr(error.__cause__, "errors", None):
+            words = words.replace("Input should be", f"{problems()[0]['input']!r:.40}; expected")
         _tell(UsageError(f"{words}; see moeplan COMMAND --help"))
 
 

@@ -1,9 +1,10 @@
 """`moeplan apply`: certify a plan and make it the active plan, or write it for an engine or into a checkpoint."""
 
 import os
+import shlex
 import shutil
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -74,6 +75,8 @@ def apply(
     ways = {name: value for name, value in named.items() if value is not None}
     given: dict[str, object] = {"-o": output, "--trace": trace, "--profile": profile, "--hf-config": hf_config}
     given |= {"--force": force, COMMAND: command}
+    if undo is None:
+        _check_named(command or ())
     _check_together(ways, {name for name, value in given.items() if value}, plan)
     if output is not None and engine is None:
         directory = Path(next(iter(ways.values())))
@@ -88,9 +91,9 @@ def apply(
     loaded = load(plan)
     if command and shutil.which(command[0]) is None:
         raise UsageError(f"{command[0]}: no such command; nothing was applied")
-    exported = None if engine is None or output is None else _prepared(loaded, engine, output, hf_config)
     if not force:
-        _check_benefit(loaded, plan, "activate" if exported is None else "write")
+        _check_benefit(loaded, plan, "activate" if engine is None else "write")
+    exported = None if engine is None or output is None else _prepared(loaded, engine, output, hf_config)
     from ..certify import certifiable_profile, certifiable_trace, certify
 
     against = trace or certifiable_trace(loaded, plan.parent)
@@ -105,10 +108,12 @@ def apply(
         print_json({"plan": str(plan), "certified_against": against} | result)
     else:
         screen = console()
-        for line in (certificate.summary(plan, against), *lines):
+        for line in (*lines, certificate.summary(plan, against)):
             screen.print(line)
         if engine is not None:  # a line to itself, to paste
             print("start", result["command"], sep="\n")
+        elif not command:
+            screen.print(_next_step(loaded, plan))
     if command:
         sys.stdout.flush()
         os.environ["MOEPLAN_PLAN"] = str(Path(result["active"]).resolve())
@@ -132,6 +137,13 @@ def _check_together(ways: Mapping[str, object], given: Collection[str], plan: Pa
         raise UsageError(f"--undo needs no plan; leave {plan} out")
 
 
+def _check_named(command: Sequence[str]) -> None:
+    """Refuse a command line that names no plan before `--`, where the command's first word would be the plan."""
+    after = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
+    if len(after) > len(command):
+        raise UsageError(f"no plan is named before --; expected moeplan apply {PLAN} -- {shlex.join(after)}")
+
+
 def _check_benefit(loaded: "Plan", plan: Path, verb: str) -> None:
     """Refuse a plan whose own verdict, with an interval, is that it does not pay."""
     from ..report.answer import answer
@@ -151,6 +163,18 @@ def _activated(loaded: "Plan", plan: Path) -> tuple[dict[str, Any], list[str]]:
     active = activate(plan)
     found = f"active    {active}    moeplan.runtime.load_plan() finds it from here downward"
     return {"active": str(active)}, [answer(loaded), found]
+
+
+def _next_step(loaded: "Plan", plan: Path) -> str:
+    """The call that runs the active plan, and the command that writes it for the engines that can."""
+    from ...runtime.exports import ENGINES
+    from ..options import EvaluationOptions
+    from ..strategies.auto.search import engines_of
+
+    training = EvaluationOptions.use_in(loaded) == "training"
+    engines = [name for name in engines_of(loaded) if ENGINES[name].trains or not training]
+    other = f", or moeplan apply {plan} --engine {'|'.join(engines)} -o DIR" if engines else ""
+    return f"next: moeplan.runtime.load_plan() in your loop{other}"
 
 
 def _prepared(plan: "Plan", engine: str, output: Path, hf_config: Path | None) -> "Exported":

@@ -40,7 +40,7 @@ TokensPerStep = Annotated[
     int | None, optional("Tokens per step; by default 4,096 per device (prefill) or 8,192 (training).")
 ]
 Concurrency = Annotated[int | None, optional("Decode: sequences that run at once; by default 64 per device.")]
-SamplesPerStep = Annotated[int | None, optional("Training: samples per step.")]
+SamplesPerStep = Annotated[int | None, optional("Prefill, training: samples per step, instead of tokens.")]
 
 
 def phases(words: list[PhaseWord] | None) -> tuple[Any, ...]:

@@ -88,6 +88,9 @@ def profile(
     for target in (output, plot):
         if target is not None:
             check_target(target)
+    before = "" if resume else _before(output)
+    if (described or curves) and "measured" in before:
+        raise UsageError(f"{output}: a profile ({before}) that would be lost; give -o another name, or remove it")
     if measured := not merge and cluster is None and not curves:
         from ...profilers.measure import measure_file, save_measured
 
@@ -107,7 +110,7 @@ def profile(
     else:
         node = _node_curves(preset, from_tables, system or "") if curves else None
         result, notes = _described(node, cluster, link or (), attention)
-    if not resume and (before := _before(output)):
+    if before:
         notes = (*notes, f"replaced {output} ({before})")
     picture: list[str] = []
     if plot is not None:

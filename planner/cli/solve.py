@@ -62,6 +62,9 @@ def solve(
 ) -> None:
     """Compute a plan from a trace, and judge it on samples it has not seen.
 
+    Takes 15 to 25 s for 44,000 tokens of 24 layers on 2 cores, in proportion more for more; the first time up to a
+    minute more, to compile. --time-limit bounds the search.
+
     \b
     Examples:
       moeplan solve

@@ -286,7 +286,7 @@ def example(
     Example:
       moeplan trace example gpt-oss-20b -o traces
     """
-    from ...traces.examples import CLUSTER, EXAMPLES, write_example
+    from ...traces.examples import CLUSTER, EXAMPLES, NOTES, write_example
 
     if name == "list":
         print_json({"examples": list(EXAMPLES)}) if as_json else print(", ".join(EXAMPLES))
@@ -296,4 +296,6 @@ def example(
         print_json({"trace": str(output), "num_tokens": trace.num_tokens, "model": trace.model.name})
     else:
         print(f"example   {trace.num_tokens:,} tokens of {trace.model.name}, a real recording")
+        if note := NOTES.get(name):
+            print(f"note      {note}")
         print(f"wrote     {output}    next: moeplan profile --preset h200_sxm --cluster {CLUSTER} --link inter=50:5")

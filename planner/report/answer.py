@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..compare import Comparison
 
 MOST_REMARKS = 5
-NOTHING_TO_GAIN = "no benefit expected"
+NOTHING_TO_GAIN, WORSE = "no benefit expected", "worse than today, keep what runs"
 EXCHANGES = {KV: "gathering K and V", DISPATCH: "dispatch", COMBINE: "combine"}
 BYTES = [spec.name for spec in METRICS.values() if spec.unit == "bytes" and spec.needs == SIZED]  # of copies, K and V
 LITTLE = 0.01  # more of something is not worth mention
@@ -79,6 +79,8 @@ def doubt(plan: Plan) -> str:
         return ""
     if plan.verdict.gain.low is None:
         return "no benefit shown"
+    if plan.verdict.gain.high is not None and plan.verdict.gain.high < 0:
+        return WORSE
     share = plan.verdict.share
     return "gain not certain" if share is not None and share.value >= MATTERS else NOTHING_TO_GAIN
 
@@ -278,7 +280,10 @@ def _fitted(options: EvaluationOptions, part: Part) -> str:
         return "judged on the samples it was fitted to, because nothing was held out: expect less on others"
     by_counts = options.home == "none"
     what, same = ("one snapshot of counts", "counts") if by_counts else (f"one {options.unit}", "tokens")
-    return f"{what}: fitted and judged on the same {same}; record a second one to know how it holds"
+    return (
+        f"{what}: fitted and judged on the same {same}; to know how it holds record a second one: moeplan trace import"
+        " FILES -o second; moeplan compare PLAN --trace second"
+    )
 
 
 def _wire(plan: Plan, part: Part) -> Iterator[str]:

@@ -22,13 +22,13 @@ from ..figures import bytes_text, find, percent, worded
 from .answer import copies_remarks, gain_words, judged_sections, scaled_up, short_of, step_words
 
 WORST = 5  # layers shown of a plan
-RULES = {  # what engines do
-    "even": "shared alike (vLLM)",
+RULES = {
+    "even": "shared alike",
     "nearest": "the token's own device, else its node, else all alike",
-    "static": "a fixed one for each device: its own, else on its node, else a fair choice (SGLang)",
-    "round_robin": "in turn, each device from an offset of its own (TensorRT-LLM)",
+    "static": "a fixed one for each device: its own, else on its node, else a fair choice",
+    "round_robin": "in turn, each device from an offset of its own",
     "quota": "by the exact split of each step, near their tokens",
-    "lp": "by the exact split of each step, wherever tokens are (SGLang's lp)",
+    "lp": "by the exact split of each step, wherever tokens are",
 }
 
 
@@ -125,7 +125,9 @@ def _bounds(label: str, bounds: Sequence[SplitBound]) -> Section:
 def _answers(comparison: Comparison) -> Iterator[str]:
     """The answer for every plan: whether it pays, and the samples it is judged on."""
     for row in comparison.compared:
-        stands = "no longer pays" if row.paid_when_solved else "does not pay"
+        stands, solved_for = "no longer pays" if row.paid_when_solved else "does not pay", row.size_when_solved
+        if row.paid_when_solved and solved_for not in (None, comparison.size):
+            stands = f"does not pay at this step size (solved for {solved_for.number:,} {solved_for.unit} per step)"
         if row.verdict.value == "benefit":
             stands = "pays"
         elif row.verdict.gain.low is None:
@@ -153,7 +155,8 @@ def _doubts(comparison: Comparison) -> Iterator[str]:
     if scaled := scaled_up(comparison.size, part):
         yield scaled
     if comparison.replica_rule is not None:
-        yield f"replicas: {RULES[comparison.replica_rule]}, in all plans and baselines"
+        rule = comparison.replica_rule
+        yield f"replicas by the rule {rule} ({RULES[rule]}) in all plans and baselines"
 
 
 def _timed_before(comparison: Comparison) -> Iterator[str]:

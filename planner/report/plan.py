@@ -19,7 +19,7 @@ from ..figures import TimeUnit, contender_table, percent
 from ..options import EvaluationOptions, SecondsOptions
 from ..strategies.registry import chosen_by, decided_by
 from ..strategies.strategy import Strategy
-from .answer import NOTHING_TO_GAIN, answer, doubt, doubts, judged_sections, remarks
+from .answer import NOTHING_TO_GAIN, WORSE, answer, doubt, doubts, judged_sections, remarks
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SECONDS = [spec.name for spec in METRICS.values() if spec.unit == "seconds"]
@@ -60,7 +60,7 @@ def _next_step(plan: Plan, path: Path) -> str:
             return carry_out
     elif verdict.gain.low is None and verdict.gain.value > 0:  # one step: `apply` leaves it to the user
         return f"record more, or {carry_out}"
-    if doubt(plan) == NOTHING_TO_GAIN:
+    if doubt(plan) in (NOTHING_TO_GAIN, WORSE):
         others = "" if chosen_by(plan) else "; moeplan solve without --strategy tries all"
         return f"nothing to apply: keep what runs today{others}"
     return "nothing to apply: record more, and solve again"

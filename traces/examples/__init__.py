@@ -20,7 +20,7 @@ from ..reader import Trace, open_trace
 from ..schema import PHASES, TokenBatch, TraceMeta
 from ..writer import TraceWriter
 
-__all__ = ["CLUSTER", "EXAMPLES", "example_tokens", "write_example"]
+__all__ = ["CLUSTER", "EXAMPLES", "NOTES", "example_tokens", "write_example"]
 
 CLUSTER = "2x8"  # that the first journey with an example plans for
 EXAMPLES = {
@@ -37,6 +37,10 @@ EXAMPLES = {
         dtype_bytes=2,
         attention=Attention(kv_size=1024, num_heads=64, num_kv_heads=8),
     )
+}
+
+NOTES = {  # what an example's sizes do not say
+    "gpt-oss-20b": "seconds and GB are of bf16; its checkpoint holds experts as MXFP4, about a quarter of the bytes",
 }
 
 

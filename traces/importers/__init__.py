@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import InputError, MismatchError, UsageError, printable
-from ...files import atomic_directory
+from ...files import atomic_directory, check_target
 from ..count_form import write_counts
 from ..huggingface.config import spec_of_config
 from ..model import ModelSpec
@@ -90,6 +90,7 @@ def import_trace(
         raise UsageError(f"phase {phase!r}; expected {', '.join(PHASES)}")
     if not sources:
         raise UsageError("no recording; expected a file or a directory")
+    check_target(local_directory(destination), directory=True)
     config = None if hf_config is None else spec_of_config(hf_config)
     asked = {"num_experts": num_experts, "top_k": top_k, "name": name, "hidden_size": hidden_size}
     asked |= {"ffn_size": ffn_size, "dtype_bytes": dtype_bytes, "kv_size": kv_size}

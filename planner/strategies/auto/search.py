@@ -139,12 +139,20 @@ class Search:
                 raise
             self.status = Status.INTERRUPTED
         if not self.tried:
+            engine = ENGINES.get(self.params.engine or "")
             names = dict[str, dict[str, None]]()
-            for parts, reason in self.refused.items():
-                names.setdefault(reason, {})[replace(parts[-1], params=type(parts[-1].params)()).name] = None
+            for (part, *_), reason in self.refused.items():
+                if engine is None or part.strategy.decides in engine.carries:
+                    names.setdefault(reason, {})[replace(part, params=type(part.params)()).name] = None
             reasons = "; ".join(f"{', '.join(several)}: {reason}" for reason, several in names.items())
-            other = "; give another --engine, or --for" if self.params.engine else ""
-            raise UsageError(f"no strategy can plan by this: {reasons or 'none is for this dispatch model'}{other}")
+            reasons = reasons or "none is for this dispatch model"
+            if engine is None:
+                raise UsageError(f"no strategy can plan by this: {reasons}")
+            carried = " and ".join(sorted(engine.carries))
+            raise UsageError(
+                f"--engine {engine.name} carries out a {carried} alone, and no strategy can plan one by this:"
+                f" {reasons}; give another --engine, or --for"
+            )
 
     @cached_property
     def metric(self) -> Currency:

@@ -87,6 +87,9 @@ def test_what_an_engine_makes_of_a_coherent_plan_without_benefit_is_said(moeplan
         (("--checkpoint", "model", "--trace", "traces", "-o", "out"), 2, "--checkpoint does not go with --trace;"),
         (("--undo", "model", "--hf-config", "x.json", "-o", "out"), 2, "--undo does not go with --hf-config;"),
         (("plan.json", "--engine", "sglang", "-o", "out", "--", "true"), 2, "--engine does not go with a command"),
+        (("--", "./train.sh", "-c"), 2, "named before --; expected moeplan apply plan.json -- ./train.sh -c"),
+        (("--engine", "vllm", "-o", "out", "--", "true"), 2, "before --; expected moeplan apply plan.json -- true"),
+        (("plan.json", "--", "gone", "--", "x"), 2, ": gone: no such command; nothing was applied"),
         (("--checkpoint", "model", "-o", "model"), 2, "already there and not empty"),
         (("--checkpoint", "model", "-o", "model/planned"), 2, "inside model, which is read"),
         (("--checkpoint", "gone", "-o", "out"), 3, "gone: no directory"),
@@ -143,7 +146,7 @@ def test_a_plan_for_an_engine_as_json(moeplan: Any, home: Path) -> None:
 
 
 def test_an_engine_s_files_that_cannot_be_made_leave_nothing(refuse: Any, home: Path) -> None:
-    apply = ("apply", "plan.json", "--engine", "sglang", "-o", "out")
+    apply = ("apply", "plan.json", "--force", "--engine", "sglang", "-o", "out")
     refuse(*apply[:-2], cwd=home, code=2, words="name it with -o DIRECTORY")
     refuse(*apply, cwd=home, code=2, words="--hf-config")
     refuse(*apply, "--hf-config", "mixtral.json", cwd=home, code=2, words="Mixtral has no expert-location hook")
@@ -171,7 +174,7 @@ def test_a_mismatch_with_the_engine_is_named_before_a_figure_is_recomputed(
     for path, value in change.items():
         forged = edited(forged, path, value)
     save(forged, home / "forged.json")
-    refuse("apply", "forged.json", *args, "-o", "out", cwd=home, code=2, words=words)
+    refuse("apply", "forged.json", "--force", *args, "-o", "out", cwd=home, code=2, words=words)
 
 
 def test_a_plan_without_benefit_is_refused_in_one_line_until_it_is_forced(
@@ -181,13 +184,16 @@ def test_a_plan_without_benefit_is_refused_in_one_line_until_it_is_forced(
     for verb, *way in (
         ("activate",),
         ("write", "--engine", "vllm", "-o", "out"),
+        ("write", "--engine", "sglang", "-o", "out"),
         ("write", "--checkpoint", "model", "-o", "out"),
     ):
         words = f"to {verb} it anyway, give --force"
         said = refuse("apply", "plan.json", *way, cwd=home, code=8, words=words).stderr
         assert any(f"plan.json: {word}" in said for word in ("the plan is what runs today", "no benefit", "gain not"))
     said = moeplan("apply", "plan.json", "--force", cwd=home).stdout
-    assert "certified plan.json" in said
+    assert "\ncertified plan.json" in said  # below the answer
+    following = "next: moeplan.runtime.load_plan() in your loop, or moeplan apply plan.json --engine "
+    assert following in " ".join(said.split())
     assert (home / ".moeplan" / "active.json").read_bytes() == (home / "plan.json").read_bytes()
 
 

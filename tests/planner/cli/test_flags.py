@@ -16,6 +16,7 @@ from moeplan.planner.cli.flags import Dispatch, ReplicaRule
 from moeplan.planner.cli.solve import solve
 from moeplan.planner.cli.trace import COMMANDS as TRACE_COMMANDS
 from moeplan.planner.compare import Comparison
+from moeplan.planner.evaluate.step_size import StepSize
 from moeplan.planner.params import Flag, choices, flags_of, option_of
 from moeplan.planner.request import Phase, Request
 from moeplan.planner.strategies.registry import STRATEGIES, strategy
@@ -219,9 +220,15 @@ def test_what_compare_advises_for_a_plan_that_no_longer_pays_is_a_request() -> N
     verdict = SimpleNamespace(value="none", gain=SimpleNamespace(low=-1.0))
     source = SimpleNamespace(sha256="a" * 64)
     plan = SimpleNamespace(strategies=("exflow",), inputs=SimpleNamespace(trace=source))
-    one = SimpleNamespace(path="plan.json", plan=plan, paid_when_solved=True, verdict=verdict)
+    size = StepSize("tokens", 8)
+    one = SimpleNamespace(
+        path="plan.json", plan=plan, paid_when_solved=True, verdict=verdict, size_when_solved=StepSize("tokens", 4)
+    )
     kind: Any = Comparison
-    comparison = SimpleNamespace(compared=[one], failing=["plan.json"], trace="new", trace_sha256="b" * 64)
+    comparison = SimpleNamespace(compared=[one], failing=["plan.json"], trace="new", trace_sha256="b" * 64, size=size)
+    anew = "solve for this step size: moeplan solve --trace new --tokens-per-step 8"
+    assert kind.advice.fget(comparison) == anew
+    one.size_when_solved = size
     advice = kind.advice.fget(comparison)
     request = asked_for(*advice.removeprefix("re-plan: moeplan solve ").split())
     assert (request.previous, request.trace) == (Path("plan.json"), "new")

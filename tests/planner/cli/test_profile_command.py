@@ -69,7 +69,7 @@ def test_the_screen_has_a_line_a_series_and_says_what_was_noticed(width: int) ->
     assert len(remarks(profile)) == 3
 
 
-def test_a_merged_profile_says_which_part_came_from_where(moeplan: Any, tmp_path: Path) -> None:
+def test_a_merged_profile_says_which_part_came_from_where(moeplan: Any, refuse: Any, tmp_path: Path) -> None:
     (tmp_path / "traces").mkdir()
     save(measured(), tmp_path / "node.json")
     save(describe("2x8", ["intra=400:2"]), tmp_path / "net.json")
@@ -84,8 +84,10 @@ def test_a_merged_profile_says_which_part_came_from_where(moeplan: Any, tmp_path
     document = json.loads(done.stdout)
     assert "cluster 2x8: net.json and node.json agree" in document["notes"]
     assert any("NOISY" in note for note in document["notes"])
-    merge = ("profile", "--merge", "net.json", "node.json", "-o", "new.json", "--plot", "/proc/x.html")
-    assert "new.json is written," in moeplan(*merge, cwd=tmp_path, code=7).stderr
+    merge = ("profile", "--merge", "net.json", "node.json", "-o", "new.json", "--plot")
+    refuse(*merge, "/proc/x.html", cwd=tmp_path, code=7, words="/proc/x.html: cannot be written")
+    long = "x" * 245 + ".html"  # but the name of what becomes it is too long
+    assert "new.json is written," in moeplan(*merge, long, cwd=tmp_path, code=7).stderr
     assert (tmp_path / "new.json").is_file()
 
 
@@ -216,6 +218,7 @@ def test_uneven_exchanges_are_held_against_even_ones_of_the_same_busiest_port() 
         (("--resume", "-o", "half.json"), 4, "a grid that is full, this run default"),
         (("--quick", "--full"), 2, "--quick and --full ask for different grids"),
         (("--preset", "h200_sxm", "--quick"), 2, "--quick says how to measure this machine, and nothing is measured"),
+        (("--cluster", "2x8", "-o", "node.json"), 2, "node.json: a profile (measured, of 2x8) that would be lost;"),
         (("--cluster", "2x8", "--full"), 2, "--full says how to measure this machine"),
         (("--merge", "node.json", "net.json", "--device", "cuda"), 2, "--device says how to measure this machine"),
         (("--from-tables", ".", "--system", "x", "--ranks", "4"), 2, "--ranks says how to measure this machine"),

@@ -138,6 +138,7 @@ def test_responses_go_all_the_way_to_a_plan_by_the_config_of_their_model(
 
 def test_the_shipped_example_is_written_once_and_can_be_planned_with(moeplan: Any, refuse: Any, tmp_path: Path) -> None:
     done = moeplan("trace", "example", "gpt-oss-20b", cwd=tmp_path)
+    assert "seconds and GB are of bf16; its checkpoint holds experts as MXFP4" in " ".join(done.stdout.split())
     told = json.loads(moeplan("trace", "info", "--json", cwd=tmp_path).stdout)
     assert f"{told['num_tokens']:,} tokens of gpt-oss-20b" in done.stdout
     assert (told["num_samples"], told["phase_tokens"]) == (140, {"decode": told["num_tokens"]})

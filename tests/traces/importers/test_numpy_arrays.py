@@ -241,5 +241,7 @@ def test_a_destination_that_is_not_empty_or_under_a_file_is_refused_and_kept(tmp
     with pytest.raises(UsageError, match="not empty"):
         imported(tmp_path, {"r.npz": real()})
     assert open_trace(tmp_path / "trace").sha256 == before
+    with pytest.raises(UsageError, match="not empty"):  # before the recording is looked for
+        import_trace(tmp_path / "gone.npz", tmp_path / "trace")
     with pytest.raises(StorageError, match="cannot be"):
         imported(tmp_path, {"r.npz": real()}, to="in/r.npz/trace")

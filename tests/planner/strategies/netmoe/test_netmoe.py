@@ -188,7 +188,8 @@ def test_what_dealing_by_length_gives_stands_below_a_verdict_on_seconds_and_not_
     ("gain", "words"),
     [
         ((0.006, 0.005, 0.007), "no benefit expected: -0.6 % bytes between nodes ("),
-        ((-0.01, -0.02, -0.005), "no benefit expected: +1.0 % bytes between nodes ("),
+        ((-0.01, -0.02, 0.005), "no benefit expected: +1.0 % bytes between nodes ("),
+        ((-0.01, -0.02, -0.005), "worse than today, keep what runs: +1.0 % bytes between nodes ("),
         ((0.05, 0.04, 0.06), "\n-5.0 % bytes between nodes ("),
     ],
 )
