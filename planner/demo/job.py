@@ -55,8 +55,8 @@ CHUNKS = 2  # of every layer in the plan of a pipeline
 SEARCH_S = 1.0
 TIMEOUT_S = 120.0
 RUN_SAMPLES = 64  # of the text
-ROUNDS = 5  # of timed forwards
-SLOT_S = 0.2  # of measurements before each, from which they are predicted: load that comes and goes hits both alike
+ROUNDS = 8  # of timed forwards
+SLOT_S = 0.13  # of measurements before each, from which they are predicted: load that comes and goes hits both alike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -300,8 +300,14 @@ class Scripted:
 
     def __init__(self, seconds: Iterator[float]) -> None:
         self.seconds = seconds
+        self.cold = False
+
+    def flush(self) -> None:
+        self.cold = True
 
     def time(self, call: Callable[[], Any]) -> float:
+        assert self.cold, "the call finds what the one before it left in the caches"
+        self.cold = False
         call()
         return next(self.seconds)
 
