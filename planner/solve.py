@@ -15,7 +15,7 @@ from ..traces.count_form import CountTrace
 from .evaluate.evaluate import Evaluated, evaluate, verdict
 from .evaluate.journey import EXACTLY, Contender, contiguous_in, journey_of, today
 from .evaluate.metrics import METRICS
-from .options import AutoOptions, EvaluationOptions
+from .options import EvaluationOptions
 from .request import Request
 from .sidecars import save_with
 from .strategies.registry import decided_by, strategy
@@ -26,18 +26,12 @@ SIZES = (0.25, 1, 4)  # of a step, at which the gain is told
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Solved:
     """A plan, and the files that lie beside it, name to contents."""
 
     plan: Plan
     sidecars: Mapping[str, bytes]
-
-    @property
-    def interrupted(self) -> bool:
-        """Check whether Ctrl-C ended the search, so that this is the best found until then."""
-        ends = [one.status for one in self.plan.outcome.values()]
-        ends += [AutoOptions.of(self.plan).status] if AutoOptions.key in self.plan.options else []
-        return Status.INTERRUPTED in ends
+    interrupted: bool = False  #: Whether Ctrl-C ended the search, so that this is the best found until then
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan with its sidecars; parameters and errors as in `sidecars.save_with`."""
@@ -57,7 +51,7 @@ def solve(request: Request, *, on_progress: Callable[[str], None] = lambda _: No
     return make(request, on_progress=on_progress).plan
 
 
-def make(request: Request, *, on_progress: Callable[[str], None] = lambda _: None) -> Made:
+def make(request: Request, *, on_progress: Callable[[str], None] = lambda _: None) -> Solved:
     """The plan for a request with its sidecars; parameters and errors as in `solve`."""
     task = task_for(request, on_progress)
     return task.strategy.make(task)
@@ -91,7 +85,7 @@ def decide(task: Task) -> Decided:
     return Decided(task, plan, solution, {**task.base_files, **solution.sidecars})
 
 
-def judge(decided: Decided) -> Made:
+def judge(decided: Decided) -> Solved:
     """The plan with its evaluation beside its rivals, and the verdict."""
     task, chosen, plan = decided.task, decided.task.strategy, decided.plan
     task.say("replaying the trace under the plan and its rivals")
@@ -106,7 +100,8 @@ def judge(decided: Decided) -> Made:
         "evaluation": evaluated.evaluation,
         "verdict": found.model_copy(update={"sizes": sizes(task, rivals[:2], evaluated, found.metric)}),
     }
-    return Made(Plan.model_validate(plan.model_copy(update=judged).model_dump()), decided.sidecars)
+    whole = Plan.model_validate(plan.model_copy(update=judged).model_dump())
+    return Solved(whole, decided.sidecars, solution.outcome.status is Status.INTERRUPTED)
 
 
 def sizes(task: Task, rivals: Sequence[Contender], evaluated: Evaluated, metric: str) -> tuple[SizedGain, ...]:

@@ -19,7 +19,7 @@ from moeplan.planner.evaluate.journey import Contender, journey_of, today
 from moeplan.planner.evaluate.metrics import Figures
 from moeplan.planner.options import AutoOptions
 from moeplan.planner.request import Request
-from moeplan.planner.solve import Decided, Made, decide, judge, make, task_for
+from moeplan.planner.solve import Decided, Solved, decide, judge, make, task_for
 from moeplan.planner.strategies.auto import AutoParams
 from moeplan.planner.strategies.auto.search import Part, Parts, Search, named
 from moeplan.planner.strategies.registry import STRATEGIES, strategy
@@ -162,7 +162,7 @@ def _parts(task: Task) -> Iterator[Part]:
             yield Part(chosen, model, params)
 
 
-def _judged(search: Search, every: list[Combination], auto: Made) -> tuple[dict[str, Figures], Figures]:
+def _judged(search: Search, every: list[Combination], auto: Solved) -> tuple[dict[str, Figures], Figures]:
     """The figures of auto's plan and of all combinations, by name, and today's: in one setting and the same draws."""
     usual = today(auto.plan.model, auto.plan.cluster)
     contenders = [_contender(AUTO, auto.plan, auto.sidecars), usual]

@@ -19,7 +19,7 @@ from ..params import Params, flags_of, option_of
 if TYPE_CHECKING:
     from ..certify.certificate import Certificate
     from ..certify.recounted import Recounted
-    from ..solve import Made
+    from ..solve import Solved
     from ..task import Task
 
 
@@ -99,7 +99,7 @@ class Strategy:
         """Decide by the fitted part of a task; UsageError and InputError say what it asks for, or lacks."""
         raise NotImplementedError
 
-    def make(self, task: "Task") -> "Made":
+    def make(self, task: "Task") -> "Solved":
         """The plan of a task with its sidecars, judged."""
         from ..solve import decide, judge
 

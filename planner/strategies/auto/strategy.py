@@ -12,6 +12,7 @@ from ....errors import CertificationError, UsageError
 from ....runtime.decisions import SamplePolicyDecision
 from ....runtime.exports import ENGINES, unserved
 from ....runtime.plan import Metric, Plan
+from ....solvers.outcome import Status
 from ...certify.certificate import Certificate
 from ...evaluate.evaluate import MATTERS
 from ...figures import percent
@@ -24,7 +25,7 @@ from .search import Search, engines_of, named, near, tried
 from .sections import remarks, table
 
 if TYPE_CHECKING:
-    from ...solve import Decided, Made
+    from ...solve import Decided, Solved
 
 
 class Auto(Strategy):
@@ -51,9 +52,9 @@ class Auto(Strategy):
             others = [name for name, one in ENGINES.items() if not unserved(one, task.model)]
             raise UsageError(f"--engine {engine}: {why}; expected one of {', '.join(others)}")
 
-    def make(self, task: Task) -> "Made":
+    def make(self, task: Task) -> "Solved":
         """The best plan for a task; errors as in `Search.run`."""
-        from ...solve import Made, decide, judge
+        from ...solve import Solved, decide, judge
 
         search = Search(task, AutoParams.of(task.params), time.perf_counter())
         search.run()
@@ -63,11 +64,13 @@ class Auto(Strategy):
         for part in best.parts:
             decided = decide(search.task_of(part, decided, inner=False, search_s=search.last_search_s))
         assert decided is not None
-        made = judge(decided)
-        ours, today = _figures(made.plan)
-        chosen = tried(best, made.plan, _share(made.plan, search.metric), ours, today)
-        options = {**made.plan.options, self.name: search.options(chosen).model_dump(mode="json")}
-        return Made(Plan.model_validate(made.plan.model_copy(update={"options": options}).model_dump()), made.sidecars)
+        plan = judge(decided).plan
+        ours, today = _figures(plan)
+        record = search.options(tried(best, plan, _share(plan, search.metric), ours, today))
+        options = {**plan.options, self.name: record.model_dump(mode="json")}
+        plan = Plan.model_validate(plan.model_copy(update={"options": options}).model_dump())
+        ended = {record.status, *(outcome.status for outcome in plan.outcome.values())}
+        return Solved(plan, decided.sidecars, Status.INTERRUPTED in ended)
 
     def recheck(self, plan: Plan, again: Again | None, certificate: Certificate) -> None:
         """Recheck that the chosen candidate is the plan, with its figures, and was the best of those compared."""

@@ -17,7 +17,7 @@ from ....solvers.outcome import Objective, Outcome
 from ....traces.embeddings import Embeddings
 from ...evaluate.journey import Journey, journey_of, today
 from ...options import CondensationOptions, CondensedPart, WayRecord
-from ...solve import Made, decide
+from ...solve import Solved, decide
 from ...task import Task
 from ..strategy import Solution, Strategy
 from . import LuffyParams
@@ -47,10 +47,10 @@ class Condensation(Strategy):
         """Refuse flags of what is not decided."""
         LuffyParams.of(task.params).refuse_mixed()
 
-    def make(self, task: Task) -> Made:
+    def make(self, task: Task) -> Solved:
         """The plan; what is known of it stands in its options, and no verdict calls it a benefit."""
         decided = decide(task)
-        return Made(decided.plan, decided.sidecars)
+        return Solved(decided.plan, decided.sidecars)
 
     def solve(self, task: Task) -> Solution:
         """Choose how near rows must be, and recount what that saves beside its rivals.
