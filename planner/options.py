@@ -322,6 +322,7 @@ class Tried(Record):
     inner: float
     shown: bool
     gain: float | None = None  #: The gain itself there; None in older plans
+    listed: bool  #: Whether the table shows it: the best of those that differ in replicas alone
     share: Metric  #: The same on the part that judges
     engines: tuple[str, ...]  #: Engines whose files carry all of it
     #: metrics, today: its figures there, and today's beside it
@@ -344,6 +345,11 @@ class AutoOptions(Options):
     tried: tuple[Tried, ...] = Field(min_length=1)
     refused: Mapping[str, str]  #: Why parts could not be tried, by name
     status: Ended = Status.FEASIBLE  #: Whether all was tried, or the best was kept at the time limit or at Ctrl-C
+
+    @property
+    def listed(self) -> list[Tried]:
+        """The candidates that the table shows beside the chosen one."""
+        return [one for one in self.tried[1:] if one.listed]
 
 
 class EvaluationOptions(Options):

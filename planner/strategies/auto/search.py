@@ -237,10 +237,7 @@ class Search:
 
     def kinds(self) -> list[Candidate]:
         """The candidates, of several that differ in memory alone the best."""
-        alike = dict[Parts, list[Candidate]]()
-        for one in self.ranked():
-            alike.setdefault(tuple(part.kind for part in one.parts), []).append(one)
-        return [humblest(rows, SURE) for rows in alike.values()]
+        return best_of_each(self.ranked(), attrgetter("kind"))
 
     def gaining(self) -> list[Candidate]:
         """The candidates that gain."""
@@ -356,15 +353,18 @@ class Search:
 
         At the time limit, and at Ctrl-C, those that were judged until then.
         """
-        rows, limit_s = [chosen], self.params.time_limit_s or math.inf
+        best, *others = self.ranked()
+        records, limit_s = {best: chosen}, self.params.time_limit_s or math.inf
         try:
-            for candidate in self.ranked()[1:]:
+            for candidate in others:
                 if self.elapsed_s + candidate.wall_s > limit_s:
                     self.status = Status.TIME_LIMIT if self.status is Status.FEASIBLE else self.status
                     break
-                rows.append(self.row(candidate))
+                records[candidate] = self.row(candidate)
         except KeyboardInterrupt:
             self.status = Status.INTERRUPTED
+        listed = best_of_each([*records], lambda part: (part.kind, part == part.kind))
+        rows = [record.model_copy(update={"listed": one in listed}) for one, record in records.items()]
         refused = {named(parts): reason for parts, reason in self.refused.items()}
         return AutoOptions(
             engine=self.params.engine, metric=self.metric, tried=tuple(rows), refused=refused, status=self.status
@@ -376,6 +376,14 @@ class Search:
         task = self.task_of(candidate.parts[-1], base.decided if base else None, inner=False)
         share, ours, usual = self.beside_today(replace(candidate.decided, task=task))
         return tried(candidate, candidate.decided.plan, share, ours, usual)
+
+
+def best_of_each(rows: Sequence[Candidate], kind: Callable[[Part], Hashable]) -> list[Candidate]:
+    """The best of the ranked candidates whose parts are of the same kinds; the first is the best of its own."""
+    alike = dict[tuple[Hashable, ...], list[Candidate]]()
+    for one in rows:
+        alike.setdefault(tuple(map(kind, one.parts)), []).append(one)
+    return [rows[0], *(humblest(group, SURE) for group in alike.values() if rows[0] not in group)]
 
 
 def humblest(rows: Sequence[Candidate], by: Callable[[Candidate], float]) -> Candidate:
@@ -399,6 +407,7 @@ def tried(candidate: Candidate, plan: Plan, share: Metric, metrics: dict[str, fl
         inner=candidate.sure,
         gain=candidate.gain,
         shown=candidate.shown,
+        listed=False,
         share=share,
         metrics=metrics,
         today=today,

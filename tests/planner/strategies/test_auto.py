@@ -182,6 +182,15 @@ def test_what_is_held_out_decides_nothing(trace: Trace, profile: Path, plan: Any
     assert [one.share for one in auto_of(changed).tried] != [one.share for one in auto_of(plan).tried]
 
 
+def test_the_table_has_a_row_for_what_differs_in_numbers_of_replicas_alone(plan: Any) -> None:
+    options = auto_of(plan)
+    kinds, shown = (
+        [re.sub(r"\d+", "N", one.name) for one in rows] for rows in (options.tried, [options.tried[0], *options.listed])
+    )
+    assert len(shown) == len({*shown}) < len(kinds)
+    assert {*shown} == {*kinds} >= {"eplb", "eplb, N replicas", "eplb, N nearest"}
+
+
 def test_the_same_request_gives_the_same_plan_and_table(trace: Trace, profile: Path, plan: Any) -> None:
     again = planned(trace, "auto", profile=profile)
     assert again.plan_sha256 == plan.plan_sha256
