@@ -119,9 +119,8 @@ def sizes(task: Task, rivals: Sequence[Contender], evaluated: Evaluated, metric:
         except UsageError:
             continue
         part, found = judged.evaluation.judging, verdict(judged, metric, against=rivals[1].label)
-        tokens = part.tokens_per_step or 0.0
-        if found.share is not None and all(one.tokens_per_step != tokens for one in gains):
-            gains.append(SizedGain(tokens_per_step=tokens, share=found.share))
+        if found.share is not None and all(one.tokens_per_step != part.tokens_per_step for one in gains):
+            gains.append(SizedGain(tokens_per_step=part.tokens_per_step, share=found.share))
     return tuple(gains)
 
 

@@ -335,7 +335,7 @@ class Task:
             unit=index.split_kind,
             phases=request.phases,
             use=self.use,
-            as_prompts=as_prompts(index.phases, self.use) or None,
+            as_prompts=as_prompts(index.phases, self.use),
             **{FIELDS[size.unit]: size.number} if derived else {},
             home="source_rank" if recorded else "none" if by_counts else "ordinal",
             step="derived" if derived else "recorded",

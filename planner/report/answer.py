@@ -49,7 +49,7 @@ def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
     """
     if verdict.metric not in METRICS:
         raise InputError(f"a verdict on {verdict.metric!r:.40}, which is no metric; re-run moeplan solve")
-    spec, share = METRICS[verdict.metric], verdict.share
+    spec, share = METRICS[verdict.metric], verdict.share or Metric(value=0.0)
     ours = part.contenders[0] if of is None else find(part, of)
     theirs = find(part, verdict.against)
     base = value(theirs, verdict.metric)
@@ -57,9 +57,6 @@ def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
     alive = dispatch_model == "standard" and name.startswith("contiguous without ")  # dead devices
     against = "today" if alive or verdict.against == TODAY else f"of {worded(verdict.against)}"
     figures = f"{shown(spec, value(ours, verdict.metric))} against {shown(spec, base)} {against}"
-    if share is None:  # older plans
-        ends = [end / base if base and end is not None else None for end in (verdict.gain.low, verdict.gain.high)]
-        share = Metric(value=verdict.gain.value / base if base else 0.0, low=ends[0], high=ends[1])
     nouns = {STEP: f"of the {'' if ATTENTION in theirs.metrics else 'MoE '}step", EXPERTS: "of the experts' time"}
     noun = nouns.get(verdict.metric, spec.noun)
     interval = _interval(share)
@@ -139,8 +136,7 @@ def answer(plan: Plan) -> str:
 def step_words(judged: "EvaluationOptions | Comparison", part: Part) -> str:
     """A step in words: its use, and its tokens."""
     size, use = judged.size, judged.use
-    mean = part.tokens_per_step or part.num_tokens / part.num_steps  # of older plans about
-    tokens = f"{mean:,.0f} tokens"
+    tokens = f"{part.tokens_per_step:,.0f} tokens"
     if size is None:
         return f"recorded steps of {tokens}"
     if size.unit == "sequences":

@@ -48,7 +48,7 @@ def part(metric: str, ours: float, theirs: float) -> Part:
         Contender(name=name, dispatch_model="standard", metrics={metric: Metric(value=figure)})
         for name, figure in (("plan", ours), ("contiguous", theirs))
     )
-    return Part(num_samples=9, num_tokens=90, num_steps=3, dropped_samples=0, contenders=contenders)
+    return Part(num_samples=9, num_tokens=90, num_steps=3, dropped_samples=0, tokens_per_step=30, contenders=contenders)
 
 
 @pytest.mark.parametrize(
@@ -154,13 +154,7 @@ def test_it_pays_from_a_size_on_only_where_the_gain_is_sure() -> None:
     def words(*sizes: SizedGain, at_least: float = 0.0) -> str:
         gain = Metric(value=1.0, low=0.5, high=2.0)
         verdict = Verdict(value="benefit", metric="step_s", against="x", gain=gain, at_least=at_least, sizes=sizes)
-        judging = Part(
-            num_samples=9,
-            num_tokens=500,
-            num_steps=1,
-            dropped_samples=0,
-            contenders=part("balance", 1.0, 2.0).contenders,
-        )
+        judging = part("balance", 1.0, 2.0).model_copy(update={"num_tokens": 500})
         return " ".join(by_size(verdict, judging))
 
     rising = sized(64, 0.0, -0.2), sized(256, 0.3, 0.2)

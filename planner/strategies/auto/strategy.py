@@ -95,7 +95,7 @@ class Auto(Strategy):
             for name in own:
                 same(f"options.auto: {name} of {what}", claimed[name], own[name])
         same("options.auto: share of chosen", chosen.share, _share(plan, options.metric))
-        alike = [one for one in options.tried if _moves(one) == _moves(chosen) or None in (one.gain, chosen.gain)]
+        alike = [one for one in options.tried if _moves(one) == _moves(chosen)]
         others = [one for one in options.tried if one not in alike]
         if any(one.shown >= chosen.shown and one.inner - chosen.inner >= MATTERS for one in alike) or (
             others and _loses(chosen, others)
@@ -117,7 +117,7 @@ def _moves(one: Tried) -> bool:
 def _loses(chosen: Tried, others: Sequence[Tried]) -> bool:
     """Check whether all that are about the best of others, whose intervals are of another kind, gain more."""
     about = near(others, lambda one: one.inner)
-    return all(one.shown >= chosen.shown and (one.gain or 0) - (chosen.gain or 0) >= MATTERS for one in about)
+    return all(one.shown >= chosen.shown and one.gain - chosen.gain >= MATTERS for one in about)
 
 
 def _figures(plan: Plan) -> tuple[dict[str, float], dict[str, float]]:

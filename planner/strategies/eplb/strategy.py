@@ -35,7 +35,7 @@ from .choice import BY_STEPS, choose, left_out, loads_by, solved, tried_by
 from .sections import remarks, sections
 
 # Options of a plan that are its own.
-OWN = ("groups", "dead", "pins", "quantile", "raw", "choice", "redundancy", "swaps", "mixture")
+OWN = ("groups", "dead", "pins", "quantile", "choice", "redundancy", "mixture")
 MOST_EXTRA = 4  # slots per device beyond the fewest
 TIMES: tuple[TimedMetric, ...] = (STEP, EXPERTS)
 Way = tuple[By, Choice | None]  # how a task is placed, and the choice where it was one
@@ -150,8 +150,6 @@ class Eplb(PlacementStrategy):
         by = _check_choice(options, certificate)
         if options.redundancy is not None:
             _check_redundancy(plan, placement, options.redundancy, options.dead, certificate)
-        if options.raw or options.swaps:
-            certificate.unchecked.append("EPLB unrepaired, and plans of a phase judged on another")
         if options.dead or options.pins or options.groups == "whole":
             certificate.checked("dead devices, pins and whole groups")
         if "placement" not in plan.outcome:
@@ -246,7 +244,7 @@ def _check_choice(options: PlacementOptions, certificate: Certificate) -> By | N
 
 
 def _objectives(plan: Plan, options: PlacementOptions, by: By | None) -> tuple[str, ...]:
-    """The objectives that a plan may have; without a choice refined ones of earlier plans may be either."""
+    """Objectives that a plan may have."""
     if options.quantile is not None:
         return (f"step_balance_p{100 * options.quantile:g}",)
     if by is not None:
