@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
 
 from ...runtime.decisions import Decision, DispatchModel, Record, SidecarFile
@@ -60,6 +61,7 @@ class Strategy:
     decides: ClassVar[str] = ""  #: Key of its decision in a plan; empty: it chooses among other strategies
     #: What certify leaves unchecked of its plans without an evaluation
     unjudged: ClassVar[str] = "decisions, objective and bound: the plan has no evaluation to recompute"
+    unchecked: ClassVar[str] = ""  #: The same of what it chose among other strategies, evaluated or not
     #: Dispatch models it makes sense under, the default first
     dispatch_models: ClassVar[tuple[DispatchModel, ...]] = ("standard",)
     beside: ClassVar[frozenset[str]] = frozenset()  #: Decisions that its base (`--on`) may hold
@@ -73,6 +75,9 @@ class Strategy:
     moves_samples: ClassVar[bool] = False  #: Samples may be re-homed, and are counted one by one
     uses: ClassVar[frozenset[str]] = frozenset({"decode", "prefill", "training"})  #: What it can serve
     by_loads: ClassVar[bool] = False  #: The loads of experts are enough, as a trace in count form has them
+    timeline: ClassVar[ModuleType | None] = None  #: Draws a layer of its plans over time
+    #: Words and format of each objective's figure: "s" seconds, "%" a share; a number that ends a name goes in at {}
+    objectives: ClassVar[Mapping[str, tuple[str, str]]] = {}
 
     def deciding(self, decisions: Collection[str]) -> "Strategy":
         """The strategy as it decides one of these kinds, where it can decide several."""
@@ -157,12 +162,8 @@ class Strategy:
         """The solution with figures that are known only after evaluation."""
         return solution
 
-    def to_apply(self, plan: Plan) -> bool:
-        """Check whether a plan that pays is better applied than another one kept."""
-        return True
-
-    def apply_flags(self, plan: Plan) -> str:
-        """Flags of `moeplan apply` that carry the plan out as was asked for."""
+    def apply_flags(self, plan: Plan) -> str | None:
+        """Flags of `moeplan apply` that carry the plan out as was asked for; None: the plan in force is better kept."""
         return ""
 
     def answer(self, plan: Plan) -> str:

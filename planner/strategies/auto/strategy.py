@@ -33,6 +33,7 @@ class Auto(Strategy):
 
     name = "auto"
     dispatch_models = ("standard", "coherent", "migrating")
+    unchecked = "what other candidates of auto give"
     remarks = staticmethod(remarks)
     table = staticmethod(table)
 
@@ -103,7 +104,7 @@ class Auto(Strategy):
             raise CertificationError(f"options.auto: another one gained {percent(MATTERS)} more than {chosen.name}")
         certificate.checked("the chosen candidate of auto")
 
-    def apply_flags(self, plan: Plan) -> str:
+    def apply_flags(self, plan: Plan) -> str | None:
         """Flags of the engine that was asked for."""
         engine = AutoOptions.of(plan).engine
         return f" --engine {engine} -o {engine}" if engine else ""

@@ -6,6 +6,7 @@ Legend: B steps; L MoE layers; E experts; D devices.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -46,6 +47,11 @@ class Eplb(PlacementStrategy):
 
     name = "eplb"
     by_loads = True
+    objectives: ClassVar = {
+        **PlacementStrategy.objectives,
+        "step_balance": ("busiest device over the mean, mean over the fitted steps,", ".4f"),
+        "step_balance_p": ("busiest device over the mean, {} % of the fitted steps within,", ".4f"),
+    }
     remarks = staticmethod(remarks)
     sections = staticmethod(sections)
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from ....errors import UsageError
 from ....files import sha256_file
@@ -40,6 +41,7 @@ class Condensation(Strategy):
     beside = frozenset({"placement", "pipeline", "sample_policy"})  # the last to be refused by figures
     unjudged = "rows and errors of condensation, which solve alone counts"
     uses = frozenset({"prefill", "training"})
+    objectives: ClassVar = {"rows_sent": ("rows that travel, of all to other devices,", "%")}
     answer = staticmethod(answer)
     sections = staticmethod(sections)
 

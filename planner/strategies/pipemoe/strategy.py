@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import ClassVar
 
 from ....errors import InputError, UsageError
 from ....runtime.decisions import DispatchModel, PipelineDecision
@@ -17,7 +18,7 @@ from ...evaluate.tally import Tally
 from ...options import MAX_SECONDS, PipelineOptions
 from ...task import Task
 from ..strategy import Solution, Strategy
-from . import PipemoeParams
+from . import PipemoeParams, timeline
 from .degrees import BASELINES, DegreeTable, stages_of, tabulated, unequal
 from .recheck import recheck
 from .sections import remarks, sections
@@ -32,6 +33,8 @@ class Pipemoe(Strategy):
     by_steps = True
     shifts_load = False
     uses = frozenset({"prefill", "training"})
+    objectives: ClassVar = {"moe_s": ("MoE layers take, per step,", "s")}
+    timeline = timeline
     recheck = staticmethod(recheck)
     remarks = staticmethod(remarks)
     sections = staticmethod(sections)
