@@ -8,7 +8,6 @@ from ...errors import InputError
 from ...runtime.exports import Engine, strays
 from ...runtime.plan import Contender, Metric, Part, Plan, SizedGain, Verdict
 from ..document import Section, Table, Text
-from ..evaluate.costs import with_remedy
 from ..evaluate.evaluate import MATTERS
 from ..evaluate.journey import EVENLY, EXACTLY, TODAY
 from ..evaluate.metrics import ATTENTION, BALANCE, COMBINE, DISPATCH, EXCHANGE, EXPERTS, KV, METRICS, SIZED
@@ -362,5 +361,5 @@ def _trust(plan: Plan, part: Part) -> Iterator[str]:
     for name, reason in options.missing.items():
         if name == "kv" and "coherent" not in models:  # only where tokens do not return home K and V are gathered
             continue
-        alike.setdefault(with_remedy(reason), []).append(name)
+        alike.setdefault(reason, []).append(name)
     yield from (f"no seconds of {', '.join(names)}: {reason}" for reason, names in alike.items())

@@ -10,7 +10,6 @@ from ....runtime.plan import Plan
 from ....solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ....solvers.pipemoe import TUTEL_MAX_DEGREE
 from ...evaluate.chunks import Cuts, Pipeline, capacity
-from ...evaluate.costs import with_remedy
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.price import STEP
 from ...evaluate.scene import BACKWARD, Passes, Scene
@@ -95,7 +94,7 @@ def _check_costs(task: Task) -> None:
         )
     curves = {"dispatch": costs.exchange, "experts": costs.experts}
     lacking = [part for part, curve in curves.items() if curve is None]
-    if none := [f"none of {part}: {with_remedy(costs.missing[part])}" for part in lacking]:
+    if none := [f"none of {part}: {costs.missing[part]}" for part in lacking]:
         raise InputError(
             f"{task.request.profile}: pipemoe needs the seconds of dispatch and experts; there are"
             f" {'; and '.join(none)}"
