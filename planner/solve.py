@@ -13,7 +13,7 @@ from ..runtime.plan import FileInput, Inputs, Plan, SizedGain, Split, TraceInput
 from ..solvers.outcome import Outcome, Status
 from ..traces.count_form import CountTrace
 from .evaluate.evaluate import Evaluated, evaluate, verdict
-from .evaluate.journey import EXACTLY, Contender, contiguous_in, journey_of, today
+from .evaluate.journey import EXACTLY, Contender, contiguous_in, distinct, journey_of, today
 from .evaluate.metrics import METRICS
 from .options import EvaluationOptions
 from .request import Request
@@ -149,10 +149,7 @@ def contenders(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> list[Co
         rows += [usual.wired(wire), own.named(EXACTLY, wire=None)]
         rivals = [one if one.journey.wire else one.wired(wire) for one in rivals]
     rows += [contiguous_in(journey.placement.slots, plan.model, plan.cluster).wired(wire), *rivals]
-    by_label = dict[str, Contender]()
-    for one in rows:
-        by_label.setdefault(one.label, one)
-    return list(by_label.values())
+    return distinct(rows)
 
 
 def task_for(request: Request, say: Callable[[str], None] = lambda _: None) -> Task:

@@ -5,7 +5,7 @@ This is the only place that knows it: a new kind of decision adds a row to `EFFE
 Legend: I samples; L MoE layers; D devices.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,6 +94,14 @@ class Contender:
     def wired(self, wire: Wire | None) -> "Contender":
         """Contender with hidden vectors in another form; itself where they travel as they are."""
         return self if wire is None else self.named(f"{self.name}, {wire}", wire=wire)
+
+
+def distinct(rows: Iterable[Contender]) -> list[Contender]:
+    """The contenders, of several with the same label the first."""
+    by_label = dict[str, Contender]()
+    for one in rows:
+        by_label.setdefault(one.label, one)
+    return [*by_label.values()]
 
 
 Effect = Callable[[Journey, Plan, ReadSidecar], Journey]

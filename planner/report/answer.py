@@ -12,7 +12,7 @@ from ..evaluate.evaluate import MATTERS
 from ..evaluate.journey import EVENLY, EXACTLY, TODAY
 from ..evaluate.metrics import ATTENTION, BALANCE, COMBINE, DISPATCH, EXCHANGE, EXPERTS, KV, METRICS, SIZED
 from ..evaluate.price import PASSES, STEP
-from ..evaluate.step_size import StepSize, usual_size
+from ..evaluate.step_size import usual_size
 from ..figures import (
     TimeUnit,
     bytes_text,
@@ -37,7 +37,6 @@ MOST_REMARKS = 5
 NOTHING_TO_GAIN = "no benefit expected"
 EXCHANGES = {KV: "gathering K and V", DISPATCH: "dispatch", COMBINE: "combine"}
 BYTES = [spec.name for spec in METRICS.values() if spec.unit == "bytes" and spec.needs == SIZED]  # of copies, K and V
-LITTLE = 0.01  # more of something is not worth mention
 MOST_STEPS = 10  # an interval from fewer says little of others
 
 
@@ -213,7 +212,7 @@ def doubts(plan: Plan, part: Part) -> Iterator[str]:
     yield from _wire(plan, part)
     yield from copies_remarks(plan.verdict, ours, base)
     mine, theirs = (one.metrics.get(BALANCE) for one in (ours, base))
-    if plan.verdict.metric != BALANCE and mine and theirs and mine.value > theirs.value * (1 + LITTLE):
+    if plan.verdict.metric != BALANCE and mine and theirs and mine.value > theirs.value * (1 + MATTERS):
         yield f"costs balance: the busiest device carries {mine.value:.2f} times the mean (today {theirs.value:.2f})"
     yield from _steps(plan, part)
     yield from _trust(plan, part)
@@ -225,14 +224,14 @@ def copies_remarks(verdict: Verdict, ours: Contender, base: Contender) -> Iterat
         return
     ours_s, base_s = ([one.metrics[name].value for name in EXCHANGES if name in one.metrics] for one in (ours, base))
     both = all(name in one.metrics for name in (DISPATCH, COMBINE) for one in (ours, base))
-    if both and sum(ours_s) > sum(base_s) * (1 + LITTLE):
+    if both and sum(ours_s) > sum(base_s) * (1 + MATTERS):
         parts = ", ".join(word for name, word in EXCHANGES.items() if name in ours.metrics)
         took = " per step, against ".join(map(TimeUnit.worded, (sum(ours_s), sum(base_s))))
         yield f"fewer copies, but more time: {parts} take {took}"
     if not all(name in ours.metrics for name in BYTES):
         return
     summed = [sum(one.metrics[name].value for name in BYTES if name in one.metrics) for one in (ours, base)]
-    if summed[0] > summed[1] * (1 + LITTLE):
+    if summed[0] > summed[1] * (1 + MATTERS):
         yield (
             "fewer copies, but more bytes in total: gathering K and V costs more than the copies save"
             f" ({bytes_text(summed[0])} per step against {bytes_text(summed[1])})"
@@ -299,7 +298,7 @@ def _steps(plan: Plan, part: Part) -> Iterator[str]:
             "steps as usual in prefill, as counts do not say what runs; for decode give --tokens-per-step, as"
             " many as sequences, else --for training"
         )
-    if scaled := scaled_up(options.size, part):
+    if scaled := scaled_up(part):
         yield scaled
     elif part.dropped_samples:
         steps = f"{part.num_steps} complete step{'s' * (part.num_steps > 1)}"
@@ -309,13 +308,11 @@ def _steps(plan: Plan, part: Part) -> Iterator[str]:
         yield f"judged on {part.num_steps} steps, which are few: record more{how}"
 
 
-def scaled_up(size: StepSize | None, part: Part) -> str:
+def scaled_up(part: Part) -> str:
     """Warning that a part holds less than a step; empty where it holds one."""
-    if size is None:
+    if part.tokens_per_step <= part.num_tokens:
         return ""
-    what = "samples" if size.unit == "samples" else "tokens"
-    there = part.num_samples if what == "samples" else part.num_tokens
-    return f"a step is scaled up from the {there:,} {what} there are to judge by: record more" * (there < size.number)
+    return f"a step is scaled up from the {part.num_tokens:,} tokens there are to judge by: record more"
 
 
 def _untimed(plan: Plan, ours: Contender, base: Contender) -> Iterator[str]:
@@ -324,7 +321,7 @@ def _untimed(plan: Plan, ours: Contender, base: Contender) -> Iterator[str]:
     if EXPERTS in ours.metrics or mine is None or theirs is None:
         return
     less = 1 - mine.value / theirs.value
-    if abs(less) >= LITTLE:
+    if abs(less) >= MATTERS:
         yield (
             f"balance {mine.value:.2f} against {theirs.value:.2f}: the busiest device's experts take about"
             f" {percent(abs(less))} {'less' if less >= 0 else 'more'} time"

@@ -14,7 +14,7 @@ from ...profilers.predictor import ANY_BYTES, predicted
 from ...profilers.presets import PRESETS, load_preset
 from ...profilers.profile import Profile
 from ...profilers.series import Series, series_key
-from ..figures import percent
+from ..figures import TimeUnit, percent
 
 LEGEND = "off, worst: median and largest error of the fit on sizes that it had not seen"
 
@@ -31,7 +31,9 @@ def profile_report(profile: Profile, path: Path, console: Console) -> None:
     for kind, link in profile.cluster.links.items():
         source = profile.link_origins[kind] + 1
         origin = f", from [{source}]" if len(profile.origins) > 1 else ""
-        console.print(f"link      {kind}: {_three(1e-9 / link.s_per_byte)} GB/s, {time_text(link.latency_s)}{origin}")
+        console.print(
+            f"link      {kind}: {_three(1e-9 / link.s_per_byte)} GB/s, {TimeUnit.worded(link.latency_s)}{origin}"
+        )
     for text in _uneven(profile):
         console.print(f"uneven    {text}")
     if not profile.complete:
@@ -166,14 +168,6 @@ def _fitted(series: Series, missing: int) -> tuple[str, str]:
         return kind, "not measured"
     held_out = fit.held_out.get(fit.model.kind)
     return kind, f"{percent(held_out.median_error)}, {percent(held_out.worst_error)}" if held_out else "untried"
-
-
-def time_text(seconds: float) -> str:
-    """Three digits: 12.5 us, 1.33 ms, 2 s."""
-    for unit, per_s in (("s", 1.0), ("ms", 1e3)):
-        if seconds * per_s >= 0.9995:
-            return f"{_three(seconds * per_s)} {unit}"
-    return f"{_three(seconds * 1e6)} us"
 
 
 def _three(value: float) -> str:

@@ -110,11 +110,16 @@ class Strategy:
 
         return judge(decide(task))
 
-    def variants(self, task: "Task") -> Sequence[Params]:
-        """The parameters that auto tries for a task."""
+    @property
+    def usual(self) -> Params:
+        """Its parameters where nothing is asked for."""
         from .registry import STRATEGIES
 
-        return (STRATEGIES[self.name].params(),)
+        return STRATEGIES[self.name].params()
+
+    def variants(self, task: "Task") -> Sequence[Params]:
+        """The parameters that auto tries for a task."""
+        return (self.usual,)
 
     def apart(self, task: "Task") -> str:
         """Why auto leaves it out although it may serve the task; empty where there is nothing to say."""

@@ -141,7 +141,7 @@ class Search:
         if not self.tried:
             names = dict[str, dict[str, None]]()
             for parts, reason in self.refused.items():
-                names.setdefault(reason, {})[replace(parts[-1], params=type(parts[-1].params)()).name] = None
+                names.setdefault(reason, {})[replace(parts[-1], params=parts[-1].strategy.usual).name] = None
             reasons = "; ".join(f"{', '.join(several)}: {reason}" for reason, several in names.items())
             other = "; give another --engine, or --for" if self.params.engine else ""
             raise UsageError(f"no strategy can plan by this: {reasons or 'none is for this dispatch model'}{other}")
@@ -164,7 +164,7 @@ class Search:
         asked = asked if self.task.wire is None else WIRED
         for chosen in sorted(map(strategy, STRATEGIES), key=lambda one: (searches(one), not one.shifts_load)):
             if not engine and (reason := chosen.apart(self.task)):
-                self.refused[(Part(chosen, chosen.dispatch_models[0], STRATEGIES[chosen.name].params()),)] = reason
+                self.refused[(Part(chosen, chosen.dispatch_models[0], chosen.usual),)] = reason
             for model, params in itertools.product(chosen.dispatch_models, chosen.variants(self.task)):
                 part = Part(chosen, model, params)
                 if use and (use not in chosen.uses or (use == "training" and model not in TRAINED)):
@@ -429,8 +429,7 @@ def engines_of(plan: Plan) -> tuple[str, ...]:
 
 def searches(chosen: Strategy) -> bool:
     """Check whether a strategy searches as long as it may."""
-    usual = STRATEGIES[chosen.name].params()
-    return usual.within(LEAST_S) != usual
+    return chosen.usual.within(LEAST_S) != chosen.usual
 
 
 def named(parts: Parts) -> str:

@@ -52,7 +52,7 @@ class Flexmoe(Strategy):
     objectives: ClassVar = {
         "window_balance": ("split of the last fitted steps on the start, busiest device over the mean,", ".4f")
     }
-    timeline = timeline
+    timeline: ClassVar = timeline
     recheck = staticmethod(recheck)
     remarks = staticmethod(remarks)
     sections = staticmethod(sections)

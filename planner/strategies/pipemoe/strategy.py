@@ -33,7 +33,7 @@ class Pipemoe(Strategy):
     shifts_load = False
     uses = frozenset({"prefill", "training"})
     objectives: ClassVar = {"moe_s": ("MoE layers take, per step,", "s")}
-    timeline = timeline
+    timeline: ClassVar = timeline
     recheck = staticmethod(recheck)
     remarks = staticmethod(remarks)
     sections = staticmethod(sections)

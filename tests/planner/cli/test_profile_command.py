@@ -78,7 +78,7 @@ def test_a_merged_profile_says_which_part_came_from_where(moeplan: Any, tmp_path
     assert "link intra: taken from net.json" in words
     assert "measured [1] node.json: 16 ranks" in words
     assert "described [2] 2x8 (net.json)" in words
-    assert "intra: 400 GB/s, 2 us, from [2]" in words
+    assert "intra: 400 GB/s, 2.00 us, from [2]" in words
     assert load(tmp_path / "all.json").link_origins == {"intra": 1}
     done = moeplan("profile", "--merge", "net.json", "node.json", "-o", "all.json", "--json", cwd=tmp_path)
     document = json.loads(done.stdout)
@@ -128,7 +128,7 @@ def test_sizes_that_lie_close_together_tell_no_link() -> None:
 @pytest.mark.parametrize(
     ("link", "words"),
     [
-        ("400:2.5", "400 GB/s, 2.5 us"),
+        ("400:2.5", "400 GB/s, 2.50 us"),
         ("1:1333", "1 GB/s, 1.33 ms"),
         ("999.8:999.7", "1000 GB/s, 1 ms"),
         ("99.97:1999800", "100 GB/s, 2 s"),
