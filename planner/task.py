@@ -32,7 +32,7 @@ from .evaluate.steps import FEW
 from .evaluate.traffic import walk_samples
 from .loaded_plan import check_model
 from .options import EvaluationOptions
-from .params import Params
+from .params import Params, PlacementParams
 from .request import FIT_FRACTION, Request
 from .strategies.strategy import Strategy
 
@@ -302,7 +302,7 @@ class Task:
     @property
     def slots(self) -> Ints:
         """Slots of every device, `[D]`: as asked for, else as in the plan in force; 0 on dead devices."""
-        slots, redundant = getattr(self.params, "slots", None), getattr(self.params, "redundant", 0)
+        slots, redundant = self._asked.slots, self._asked.redundant
         before = None if self.previous is None else self.previous.placement
         if before is not None and slots is None and not redundant:
             slots = before.slots
@@ -314,8 +314,12 @@ class Task:
     @property
     def alive(self) -> list[int]:
         """The ranks that may hold experts."""
-        dead = getattr(self.params, "dead", ())
-        return [rank for rank in range(self.request.cluster.num_devices) if rank not in dead]
+        return [rank for rank in range(self.request.cluster.num_devices) if rank not in self._asked.dead]
+
+    @property
+    def _asked(self) -> PlacementParams:
+        """What was asked of a placement: nothing where the strategy places no experts by slots."""
+        return self.params if isinstance(self.params, PlacementParams) else PlacementParams()
 
     @property
     def placement(self) -> Placement:

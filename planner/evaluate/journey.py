@@ -5,6 +5,7 @@ This is the only place that knows it: a new kind of decision adds a row to `EFFE
 Legend: I samples; L MoE layers; D devices.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -145,6 +146,11 @@ def today(model: ModelSpec, cluster: Cluster, slots: Ints | None = None) -> Cont
     return Contender(
         f"contiguous without {dead}" if dead else "contiguous", Journey("standard", _in_order(model, cluster, slots_D))
     )
+
+
+def is_today(label: str) -> bool:
+    """Check whether a contender's label is that of `today`, whatever devices are dead."""
+    return re.fullmatch(r"contiguous( without \d+(, \d+)*)?/standard", label) is not None
 
 
 def contiguous_in(slots: Ints, model: ModelSpec, cluster: Cluster) -> Contender:

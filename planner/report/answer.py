@@ -9,7 +9,7 @@ from ...runtime.exports import Engine, strays
 from ...runtime.plan import Contender, Metric, Part, Plan, SizedGain, Verdict
 from ..document import Section, Table, Text
 from ..evaluate.evaluate import MATTERS
-from ..evaluate.journey import EVENLY, EXACTLY, TODAY
+from ..evaluate.journey import EVENLY, EXACTLY, is_today
 from ..evaluate.metrics import ATTENTION, BALANCE, COMBINE, DISPATCH, EXCHANGE, EXPERTS, KV, METRICS, SIZED
 from ..evaluate.price import PASSES, STEP
 from ..evaluate.step_size import usual_size
@@ -51,9 +51,7 @@ def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
     ours = part.contenders[0] if of is None else find(part, of)
     theirs = find(part, verdict.against)
     base = value(theirs, verdict.metric)
-    name, _, dispatch_model = verdict.against.rpartition("/")
-    alive = dispatch_model == "standard" and name.startswith("contiguous without ")  # dead devices
-    against = "today" if alive or verdict.against == TODAY else f"of {worded(verdict.against)}"
+    against = "today" if is_today(verdict.against) else f"of {worded(verdict.against)}"
     figures = f"{shown(spec, value(ours, verdict.metric))} against {shown(spec, base)} {against}"
     nouns = {STEP: f"of the {'' if ATTENTION in theirs.metrics else 'MoE '}step", EXPERTS: "of the experts' time"}
     noun = nouns.get(verdict.metric, spec.noun)
