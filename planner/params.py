@@ -29,6 +29,7 @@ class Flag:
     #: Turns the text given into the field's value; None: typer reads the field's type
     parse: Callable[[Any], Any] | None = None
     repeats: bool = False  #: Whether it may be given several times, `parse` then taking all of them
+    kind: type = str  #: Of each word that `parse` takes
     #: at_least, above, at_most: bounds of a number, as `expected` words them
     at_least: float | None = None
     above: float | None = None

@@ -38,7 +38,9 @@ class EplbParams(PlacementParams):
 
     method: Literal["auto", "refined", "published"] = flag("auto", HOW)
     groups: Literal["split", "whole"] = flag("split", WHOLE)
-    dead: tuple[int, ...] = flag((), "A rank without experts; may repeat.", metavar="RANK", parse=_ranks, repeats=True)
+    dead: tuple[int, ...] = flag(
+        (), "A rank without experts; may repeat.", metavar="RANK", parse=_ranks, repeats=True, kind=int
+    )
     pins: tuple[tuple[int, int], ...] = flag(
         (), "Held there in all layers; may repeat.", name="pin", metavar="EXPERT@DEVICE", parse=_pins, repeats=True
     )
