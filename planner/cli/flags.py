@@ -32,7 +32,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 PhaseWord = StrEnum("PhaseWord", {word: word for word in get_args(Phase)})  # type: ignore[misc]  # mypy reads literals
 Phases = Annotated[list[PhaseWord] | None, optional("Only tokens of this phase; may repeat.")]
 Purpose = Annotated[
-    Literal["serving", "training"] | None, optional("What the plan is for; else as the trace's phases say.", "--for")
+    Literal["serving", "training"] | None, optional("Use of the plan; default: by the trace's phases.", "--for")
 ]
 TokensPerStep = Annotated[
     int | None, optional("Tokens per step; by default 4,096 per device (prefill) or 8,192 (training).")

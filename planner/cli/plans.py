@@ -36,7 +36,7 @@ def show(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Print a plan: where it came from and what it buys, with -v a picture of its placement; or a layer's timeline.
+    """Print a plan: its origin and its gain, with -v a picture of its placement; or a layer's timeline.
 
     \b
     Examples:

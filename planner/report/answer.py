@@ -91,7 +91,7 @@ def carried(plan: Plan, engine: Engine) -> str:
         if one.decisions == kept and {*one.parts} <= {*tried[0].parts} and engine.name in one.engines:
             return f"with {engine.name}: {change_text(one.share.value)}, not {change_text(share.value)}: {why}"
     solve = f"moeplan solve --engine {engine.name} plans for it"
-    return f"with {engine.name} not the plan's {change_text(share.value)}: {why}; {solve}"
+    return f"{engine.name} will not reach {change_text(share.value)}: {why}; {solve}"
 
 
 def split_words(plan: Plan) -> str:
@@ -293,8 +293,8 @@ def _steps(plan: Plan, part: Part) -> Iterator[str]:
     options = EvaluationOptions.of(plan)
     if options.use is None and options.size == usual_size(None, plan.cluster.num_devices):
         yield (
-            "steps as usual in prefill, as counts do not say what runs; for decode give --tokens-per-step, as"
-            " many as sequences, else --for training"
+            "assuming prefill (counts carry no phase). Decode: --tokens-per-step <concurrent sequences>. Training:"
+            " --for training"
         )
     if scaled := scaled_up(part):
         yield scaled
@@ -346,10 +346,10 @@ def _trust(plan: Plan, part: Part) -> Iterator[str]:
         yield f"timed by curves of a NOISY machine: {', '.join(options.noisy)}; profile again when it is quiet"
     judged = part.contenders[0], find(part, plan.verdict.against)
     if plan.verdict.metric != STEP and all(STEP in one.metrics for one in judged):
-        yield f"judged by {METRICS[plan.verdict.metric].noun}, not by the step, which is of other passes"
+        yield f"judged by {METRICS[plan.verdict.metric].noun}: the two steps do not time the same passes"
     models = {one.dispatch_model for one in judged}
     if "attention" in options.missing and len(models) > 1 and plan.verdict.metric == STEP:
-        yield "attention is not timed, and takes another time where tokens do not return home"
+        yield "attention is not timed; its time differs when tokens do not return home"
     if plan.inputs.profile is None:  # `_untimed` says how to have one
         return
     alike = dict[str, list[str]]()

@@ -16,7 +16,7 @@ from ...profilers.profile import Profile
 from ...profilers.series import Series, series_key
 from ..figures import TimeUnit, percent
 
-LEGEND = "off, worst: median and largest error of the fit on sizes that it had not seen"
+LEGEND = "error: median and worst of the fit, on sizes that it had not seen"
 
 
 def profile_report(profile: Profile, path: Path, console: Console) -> None:
@@ -103,7 +103,7 @@ def _noticed(origin: Origin) -> Iterator[tuple[str, str]]:
     if origin.topology is not None:
         yield "topology", str(origin.topology)
         if not origin.topology.agrees:
-            yield "", "which is NOT what the hosts say: the links inside and between nodes are told by host"
+            yield "", "measured topology contradicts the hosts; links are classed by host"
     if origin.left_out:
         yield "left out", f"{origin.left_out} sizes for which the time was too short; --full measures all"
     if origin.noise is not None:
@@ -130,7 +130,7 @@ def _uneven(profile: Profile) -> Iterator[str]:
 def _series_table(profile: Profile) -> Table:
     """A line a series: times, peak rate, chosen model, its error on held-out sizes."""
     table, several = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style=""), len(profile.origins) > 1
-    for header in (*(["from"] * several), "series", "a call", "peak", "model", "off, worst"):
+    for header in (*(["from"] * several), "series", "a call", "peak", "model", "error"):
         table.add_column(header, justify="left" if header in ("from", "series", "model") else "right", no_wrap=True)
     for key, one in profile.series.items():
         missing = profile.origins[one.origin].missing.get(key, 0)

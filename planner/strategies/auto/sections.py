@@ -111,8 +111,8 @@ def _carried(options: AutoOptions, model: ModelSpec, *, training: bool) -> Itera
         f"{', '.join(engines)}: {one.name}, {change_text(one.share.value)}" for engines, one in carried.items()
     )
     lacking = "".join(f"; not {name}: {why}" for name, one in able.items() if (why := unserved(one, model)))
-    can = f"; what engines can (--engine NAME): {listed}" if listed else ""
-    yield f"moeplan.runtime carries it out{can}{lacking}"
+    can = f"; best plan per engine (--engine NAME): {listed}" if listed else ""
+    yield f"runs in moeplan.runtime{can}{lacking}"
 
 
 def _why(one: Tried, options: AutoOptions) -> str:

@@ -42,7 +42,12 @@ class EplbParams(PlacementParams):
         (), "A rank without experts; may repeat.", metavar="RANK", parse=_ranks, repeats=True, kind=int
     )
     pins: tuple[tuple[int, int], ...] = flag(
-        (), "Held there in all layers; may repeat.", name="pin", metavar="EXPERT@DEVICE", parse=_pins, repeats=True
+        (),
+        "Keep an expert on a device in all layers; may repeat.",
+        name="pin",
+        metavar="EXPERT@DEVICE",
+        parse=_pins,
+        repeats=True,
     )
     replica_rule: Literal["even", "nearest", "quota", "lp"] = flag(
         "even",
@@ -51,7 +56,7 @@ class EplbParams(PlacementParams):
     )
     quantile: float | None = flag(
         None,
-        "Make this quantile of the steps' balance least, not its mean.",
+        "Minimise this quantile of the steps' balance instead of its mean.",
         above=0,
         at_most=1,
         expected="above 0 and at most 1 (the worst step)",

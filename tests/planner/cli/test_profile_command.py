@@ -64,7 +64,7 @@ def test_the_screen_has_a_line_a_series_and_says_what_was_noticed(width: int) ->
         assert re.search(r"GB/s.*%", line)
     words = " ".join(text.split())
     assert "3.0 times apart: 2 islands" in words
-    assert "which is NOT what the hosts say" in words
+    assert "measured topology contradicts the hosts" in words
     assert "NOISY: 30 of 60 medians (50 %)" in words
     assert len(remarks(profile)) == 3
 
