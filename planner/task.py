@@ -302,7 +302,8 @@ class Task:
     @property
     def slots(self) -> Ints:
         """Slots of every device, `[D]`: as asked for, else as in the plan in force; 0 on dead devices."""
-        slots, redundant = self._asked.slots, self._asked.redundant
+        slots: int | Ints | None = self._asked.slots
+        redundant = self._asked.redundant
         before = None if self.previous is None else self.previous.placement
         if before is not None and slots is None and not redundant:
             slots = before.slots

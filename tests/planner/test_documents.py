@@ -3,6 +3,7 @@
 import ast
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import plotly.graph_objects as go
@@ -16,9 +17,12 @@ from moeplan.errors import InputError, StorageError
 from moeplan.planner.document import GAP, Column, Table, drawn, write_page
 from moeplan.planner.evaluate.metrics import METRICS
 from moeplan.planner.figures import TimeUnit, megabytes
-from moeplan.planner.report.answer import by_size, gain_words
+from moeplan.planner.options import AutoOptions, EvaluationOptions, SecondsOptions, Tried
+from moeplan.planner.report.answer import by_size, carried, doubts, gain_words, split_words
 from moeplan.planner.report.plan import show_report
-from moeplan.runtime.plan import Contender, Metric, Part, SizedGain, Verdict
+from moeplan.planner.strategies.auto.sections import remarks
+from moeplan.runtime.exports import ENGINES
+from moeplan.runtime.plan import Contender, Evaluation, Metric, Part, SizedGain, Verdict
 from tests.planner.makers import edited, planned, screen
 
 COLUMNS = st.lists(st.integers(1, 12), min_size=2, max_size=12).map(
@@ -64,8 +68,14 @@ def part(metric: str, ours: float, theirs: float) -> Part:
 def test_a_gain_is_told_in_percent_of_today_and_in_its_unit(
     metric: str, ours: float, theirs: float, low: float | None, high: float | None, words: str
 ) -> None:
-    gain = Metric(value=theirs - ours, low=low, high=high)
-    verdict = Verdict(value="none", metric=metric, against="contiguous/standard", gain=gain, at_least=0.0)
+    ends = {name: end and end / theirs for name, end in (("low", low), ("high", high))}
+    verdict = Verdict(
+        value="none",
+        metric=metric,
+        against="contiguous/standard",
+        gain=Metric(value=theirs - ours, low=low, high=high),
+        share=Metric(value=1 - ours / theirs, **ends),
+    )
     told = "{} ({} today; {})".format(*words.split("|"))
     assert gain_words(verdict, part(metric, ours, theirs)) == told
 
@@ -174,3 +184,99 @@ def test_it_pays_from_a_size_on_only_where_the_gain_is_sure() -> None:
         "-30.0 % at 64 (too few steps), -30.0 % at 1,024 (-90.0 to -20.0 %, scaled up); certain from 1,024 on"
     )
     assert words(sized(64, 0.3, 0.2)) == ""
+
+
+def tried(share: float, *parts: str, inner: float | None = None, **fields: Any) -> Tried:
+    """A candidate of auto that gains so much, of parts whose strategies are their names."""
+    kinds = {"eplb": "placement", "pipemoe": "pipeline"}
+    usual: dict[str, Any] = {
+        "decisions": tuple(kinds.get(part, "sample_policy") for part in parts),
+        "dispatch_model": "standard",
+        "shown": True,
+        "gain": share,
+        "listed": True,
+        "engines": (),
+        "metrics": {},
+        "today": {},
+    }
+    low = share if inner is None else inner
+    return Tried(parts=parts, inner=low, share=Metric(value=share), **usual | fields)
+
+
+def auto_plan(*candidates: Tried, engine: str | None = None, **fields: Any) -> Any:
+    """A plan of auto that chose the first of these candidates."""
+    options = AutoOptions(engine=engine, metric="balance", tried=candidates, refused={})
+    judged = EvaluationOptions(unit="sample", phases=(), use="prefill", home="ordinal", step="recorded")
+    return SimpleNamespace(
+        options={one.key: one.model_dump(mode="json") for one in (options, judged)},
+        decisions=SimpleNamespace(names=candidates[0].decisions, wire=None),
+        verdict=SimpleNamespace(share=candidates[0].share),
+        **fields,
+    )
+
+
+def test_an_engine_that_carries_a_part_of_a_plan_has_the_gain_of_that_part() -> None:
+    whole, part = tried(0.58, "eplb", "pipemoe"), tried(0.368, "pipemoe", engines=("tutel",))
+    why = "it does not carry out the plan's placement"
+    assert carried(auto_plan(whole, part), ENGINES["tutel"]) == f"with tutel: -36.8 %, not -58.0 %: {why}"
+    alone = f"tutel will not reach -58.0 %: {why}; moeplan solve --engine tutel plans for it"
+    assert carried(auto_plan(whole), ENGINES["tutel"]) == alone
+    assert carried(auto_plan(part, whole), ENGINES["tutel"]) == ""
+
+
+def test_an_exact_split_is_told_beside_the_even_one() -> None:
+    judging = part("balance", 1.05, 2.0)
+    even = Contender(name="plan, even", dispatch_model="standard", metrics={"balance": Metric(value=1.2)})
+    both = judging.model_copy(update={"contenders": (*judging.contenders, even)})
+    figures = "1.05 where steps are split exactly, 1.20 where not, on 3"
+
+    def words(fit: Part, held_out: Part | None) -> str:
+        plan: Any = SimpleNamespace(evaluation=Evaluation(fit=fit, held_out=held_out))
+        return split_words(plan)
+
+    assert words(judging, both) == f"{figures} unseen steps"
+    assert words(both, None) == f"{figures} fitted steps"
+    assert words(both, judging) == ""
+
+
+def test_a_candidate_that_gains_more_here_is_left_out_for_what_it_gained_where_all_were_compared() -> None:
+    others = tried(0.35, "pipemoe", inner=0.305), tried(0.4, "netmoe", inner=0.2), tried(0.2, "luffy")
+    plan = auto_plan(tried(0.3, "eplb"), *others, engine="sglang", model=None)
+    assert [*remarks(plan, part("balance", 1.0, 2.0))] == [
+        "not worth it: pipemoe, -35.0 % here, but -30.5 % at least where candidates were compared (plan -30.0 %):"
+        " within 1 % of the plan, which needs less",
+        "not worth it: netmoe, -40.0 % here, but -20.0 % at least where candidates were compared (plan -30.0 %): less"
+        " than the plan",
+    ]
+
+
+def doubted(metric: str, dispatch_model: str, missing: dict[str, str]) -> str:
+    """The doubts of a plan whose step is known, judged on a metric."""
+    judging = part("step_s", 0.02, 0.03)
+    ours, theirs = (
+        one.model_copy(update={"metrics": {**one.metrics, metric: one.metrics["step_s"]}}) for one in judging.contenders
+    )
+    ours = ours.model_copy(update={"dispatch_model": dispatch_model})
+    seconds = SecondsOptions(sources={}, missing=missing, extrapolated={}, other_dtype=())
+    options = auto_plan(tried(0.3, "eplb")).options | {"seconds": seconds.model_dump(mode="json")}
+    plan: Any = SimpleNamespace(
+        verdict=Verdict(value="none", metric=metric, against=theirs.label, gain=Metric(value=0.01)),
+        evaluation=None,
+        inputs=SimpleNamespace(profile=None),
+        decisions=SimpleNamespace(wire=None, sample_policy=None),
+        cluster=SimpleNamespace(num_devices=4),
+        options=options,
+    )
+    return " ".join(doubts(plan, judging.model_copy(update={"contenders": (ours, theirs)})))
+
+
+def test_a_verdict_on_less_than_the_step_that_is_known_says_why() -> None:
+    words = f"judged by {METRICS['experts_s'].noun}: the two steps do not time the same passes"
+    assert doubted("experts_s", "standard", {}) == words
+    assert doubted("step_s", "standard", {}) == ""
+
+
+def test_attention_that_is_not_timed_is_a_doubt_where_tokens_do_not_return_home() -> None:
+    missing = {"attention": "no profile"}
+    words = "attention is not timed; its time differs when tokens do not return home"
+    assert [doubted("step_s", model, missing) for model in ("coherent", "standard")] == [words, ""]

@@ -91,6 +91,13 @@ def test_a_part_of_less_than_a_step_says_that_it_is_scaled_up(make_trace: Any) -
     assert "a step is scaled up" not in said(whole)
 
 
+def test_counts_without_a_size_are_taken_for_prefill_which_is_said(make_trace: Any, tmp_path: Path) -> None:
+    counts = counted(make_trace(samples=40), tmp_path / "counts")
+    words = "assuming prefill (counts carry no phase). Decode: --tokens-per-step <concurrent sequences>."
+    assert words in said(planned(counts, "eplb", samples_per_step=None))
+    assert "assuming prefill" not in said(planned(counts, "eplb", tokens_per_step=64))
+
+
 def test_recorded_steps_are_used_whatever_size_is_given(make_trace: Any, tmp_path: Path) -> None:
     trace = phased(make_trace(samples=40, columns=("sample", "step")), tmp_path / "trace", "decode")
     plans = [planned(trace, "eplb", **UNSAID | asked) for asked in ({}, {"tokens_per_step": 9}, {"concurrency": 9})]
