@@ -88,12 +88,12 @@ class Params:
         return params
 
     def within(self, limit_s: float, *, patient: bool = False) -> Self:
-        """These parameters with a search of so many seconds; `patient`: of a core's work in them, however long."""
+        """Limit the search to `limit_s`; with `patient`, to that much work of one core, however long it takes."""
         return self
 
     @property
     def kind(self) -> "Params":
-        """These parameters, whatever memory they ask for."""
+        """Copy without a number of replicas, to group candidates."""
         return self
 
     @property
@@ -145,5 +145,5 @@ class PlacementParams(Params):
 
     @property
     def kind(self) -> Params:
-        """These parameters with any number of slots."""
+        """Copy without a number of slots or replicas, to group candidates."""
         return dataclasses.replace(self, slots=None, redundant=0)

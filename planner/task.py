@@ -130,7 +130,7 @@ class Task:
 
     @cached_property
     def _seen(self) -> Bools:
-        """Mask of the units that are not held out, `[U]`: some, and all only where that was asked for."""
+        """Units that are not held out, `[U]`. InputError where that leaves none on either side."""
         seen_U = self._split(np.ones(len(self.index.unit_tokens), np.bool_), self.fit_fraction)
         if not seen_U.any() or (self.fit_fraction < 1 and seen_U.all()):
             raise InputError(

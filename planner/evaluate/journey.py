@@ -47,8 +47,7 @@ class Journey:
     homes: HomeRule | None = None  #: Where samples are re-homed; None: tokens go as the dispatch model says
     #: Where every sample is when each layer begins and after the last, `[L+1, I]`: what `homes` gave on a trace
     moves: Ints | None = None
-    #: Whether ports have the least that any homes of samples leave to them: what no homes are faster than
-    least: bool = False
+    least: bool = False  #: Whether port loads are lower bounds over all homes of samples
     following: Following | None = None  #: How the placement changes between steps; None: it stays
     cuts: Cuts | None = None  #: The chunks of every layer; None: layers are whole
     #: Every expert's buffer over its mean rows, all of it sent and computed; None: what is routed is sent

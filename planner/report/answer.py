@@ -156,7 +156,7 @@ def _memory(plan: Plan) -> str:
 
 
 def by_size(verdict: Verdict, part: Part) -> Iterator[str]:
-    """The gain and its interval at each size of a step that was judged, and at which of these it is sure to matter."""
+    """Gain at each step size that was judged, and the sizes at which it is certain."""
     if len(verdict.sizes) < 2:
         return
     listed = ", ".join(_sized(gain, part) for gain in verdict.sizes)

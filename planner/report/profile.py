@@ -111,7 +111,7 @@ def _noticed(origin: Origin) -> Iterator[tuple[str, str]]:
 
 
 def _uneven(profile: Profile) -> Iterator[str]:
-    """Ratio of uneven exchanges to even ones whose ports pass as much as the busiest, where both were measured."""
+    """Time of uneven over even exchanges with the same load on the busiest port."""
     for one in profile.series.values():
         even = profile.series.get(series_key("all_to_all", one.dtype, one.ranks, one.link))
         if one.case != "uneven_all_to_all" or one.ranks < 2 or even is None or even.fit is None:

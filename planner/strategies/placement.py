@@ -97,7 +97,7 @@ class Contiguous(PlacementStrategy):
     dispatch_models = ("standard", "coherent")
 
     def variants(self, task: Task) -> Sequence[Params]:
-        """None, as this placement runs today."""
+        """Nothing to try: this is today's placement."""
         return ()
 
     def solve(self, task: Task) -> Solution:

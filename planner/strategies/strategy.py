@@ -141,11 +141,11 @@ class Strategy:
         return decided <= self.beside and self.decides not in decided and plan.dispatch_model != "coherent"
 
     def bound(self, journey: Journey) -> Journey | None:
-        """Journey that no decision of the strategy, added to another journey, is faster than; None: not known."""
+        """Lower bound: a journey at least as fast as any decision of this strategy gives; None: not known."""
         return None
 
     def own(self, task: "Task", plan: Plan, journey: Journey) -> Journey:
-        """Journey of the plan for this solve; netmoe asks for bounds of the fitted steps."""
+        """Journey to judge the plan on; a strategy may add bounds."""
         return journey
 
     def rivals(self, task: "Task", plan: Plan, journey: Journey) -> Sequence[Contender]:

@@ -6,7 +6,7 @@ busiest device.
 
 Those whose samples stay are ranked by the gain that is sure, the lower end of its interval, and so are those whose
 samples move. Between the two the gain itself decides: samples that move are resampled by whole steps, others by steps
-drawn from blocks where steps are few, and ends of unlike intervals are no currency.
+drawn from blocks where steps are few, and lower ends from different resampling schemes cannot be compared.
 """
 
 import heapq
@@ -182,7 +182,7 @@ class Search:
         return time.perf_counter() - self.started
 
     def left_s(self, part: Part) -> float:
-        """Seconds left once a part is tried, as long as any before, and the best candidate is solved and judged."""
+        """Seconds left after trying a part (as slow as the slowest so far) and the final solve."""
         if (limit_s := self.params.time_limit_s) is None:
             return math.inf
         longest_s = max(one.wall_s for one in self.tried.values())
@@ -204,7 +204,10 @@ class Search:
         return max(min(SHARE * limit_s, limit_s - self.elapsed_s), LEAST_S)
 
     def ranked(self) -> list[Candidate]:
-        """The candidates: the best, of which there are two where samples move in some, then by what they gain."""
+        """Candidates, the chosen one first, the rest by gain.
+
+        The best with and without moving samples are compared by gain alone, as their intervals differ in kind.
+        """
         rows = sorted(self.tried.values(), key=lambda one: (not one.shown, -one.sure, named(one.parts)))
         alike = [kind for moves in (False, True) if (kind := [one for one in rows if one.moves == moves])]
         best = humblest([humblest(kind, SURE) for kind in alike], GAIN)
@@ -227,7 +230,7 @@ class Search:
                 yield (*candidate.parts[:at], part, *candidate.parts[at:])
 
     def replaced(self) -> Iterator[Parts]:
-        """The best candidate with another part in place of each of several: of its kind, or the best of another's."""
+        """Variants of the best candidate with one part exchanged."""
         parts = self.ranked()[0].parts
         every, best = ([one.parts[0] for one in rows if len(one.parts) == 1] for rows in (self.gaining(), self.kinds()))
         for at, other in itertools.product(range(len(parts)), every):

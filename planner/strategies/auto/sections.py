@@ -116,7 +116,7 @@ def _carried(options: AutoOptions, model: ModelSpec, *, training: bool) -> Itera
 
 
 def _why(one: Tried, options: AutoOptions) -> str:
-    """Why a candidate is not worth it, where its row in the table does not say it: it is slower, or hardly faster."""
+    """Reason to leave a part out; empty where its table row shows it."""
     best, change = options.tried[0], change_text(one.share.value)
     if not one.shown:
         return f"{change}, which a single step does not show: give fewer tokens per step, or record more"

@@ -60,9 +60,7 @@ class Eplb(PlacementStrategy):
         return load_metric(scene.costs)
 
     def variants(self, task: Task) -> Sequence[Params]:
-        """One slot per expert, and every number of replicas; on several nodes with every expert on each, too; and for
-        the exact split where an engine is asked for that carries it out.
-        """
+        """Parameters to try: each number of replicas, under every replica rule that cluster and engine allow."""
         even, near, exact = (EplbParams(replica_rule=rule) for rule in ("even", "nearest", "lp"))
         engine = ENGINES.get(getattr(task.params, "engine", None) or "")
         splits = engine is not None and family_of(engine.splits, task.model, None)
