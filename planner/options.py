@@ -314,10 +314,10 @@ class Tried(Record):
     parts: tuple[str, ...] = Field(min_length=1)  #: Its parts by name, in the order they were decided
     decisions: tuple[str, ...]  #: What it decides
     dispatch_model: DispatchModel
-    #: inner, shown: lower end of its gain over today, a share, on the fitted units that did not decide it, and whether
-    #: there is one; else the gain
+    #: inner, has_interval: lower end of its gain over today, a share, on the fitted units that did not decide it, and
+    #: whether there is one; else the gain
     inner: float
-    shown: bool
+    has_interval: bool
     gain: float  #: The gain itself there
     listed: bool  #: Whether the table shows it: the best of those that differ in replicas alone
     share: Metric  #: The same on the part that judges

@@ -92,7 +92,7 @@ class Params:
         return self
 
     @property
-    def kind(self) -> "Params":
+    def without_replicas(self) -> "Params":
         """Copy without a number of replicas, to group candidates."""
         return self
 
@@ -144,6 +144,6 @@ class PlacementParams(Params):
             raise UsageError("--slots and --redundant both say how many slots there are; give one of them")
 
     @property
-    def kind(self) -> Params:
+    def without_replicas(self) -> Params:
         """Copy without a number of slots or replicas, to group candidates."""
         return dataclasses.replace(self, slots=None, redundant=0)

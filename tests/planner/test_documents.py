@@ -192,7 +192,7 @@ def tried(share: float, *parts: str, inner: float | None = None, **fields: Any) 
     usual: dict[str, Any] = {
         "decisions": tuple(kinds.get(part, "sample_policy") for part in parts),
         "dispatch_model": "standard",
-        "shown": True,
+        "has_interval": True,
         "gain": share,
         "listed": True,
         "engines": (),

@@ -118,7 +118,7 @@ def _carried(options: AutoOptions, model: ModelSpec, *, training: bool) -> Itera
 def _why(one: Tried, options: AutoOptions) -> str:
     """Reason to leave a part out; empty where its table row shows it."""
     best, change = options.tried[0], change_text(one.share.value)
-    if not one.shown:
+    if not one.has_interval:
         return f"{change}, which a single step does not show: give fewer tokens per step, or record more"
     if one.share.value > best.share.value:  # here, not where they were compared
         less = "within 1 % of the plan, which needs less" if one.inner > best.inner else "less than the plan"

@@ -21,7 +21,7 @@ from ...params import Params
 from ...task import Task
 from ..strategy import Again, Strategy
 from . import AutoParams
-from .search import Search, engines_of, named, near, tried
+from .search import Search, engines_of, named, record, within_1_percent
 from .sections import remarks, table
 
 if TYPE_CHECKING:
@@ -60,17 +60,17 @@ class Auto(Strategy):
         search = Search(task, AutoParams.of(task.params), time.perf_counter())
         search.run()
         best = search.ranked()[0]
-        task.say(f"solving {named(best.parts)} on all fitted samples")
+        task.say(f"solving {named(best.components)} on all fitted samples")
         decided: Decided | None = None
-        for part in best.parts:
-            decided = decide(search.task_of(part, decided, inner=False, search_s=search.last_search_s))
+        for component in best.components:
+            decided = decide(search.task_of(component, decided, inner=False, search_s=search.last_search_s))
         assert decided is not None
         plan = judge(decided).plan
         ours, today = _figures(plan)
-        record = search.options(tried(best, plan, _share(plan, search.metric), ours, today))
-        options = {**plan.options, self.name: record.model_dump(mode="json")}
-        plan = Plan.model_validate(plan.model_copy(update={"options": options}).model_dump())
-        ended = {record.status, *(outcome.status for outcome in plan.outcome.values())}
+        options = search.options(record(best, plan, _share(plan, search.metric), ours, today))
+        every = {**plan.options, self.name: options.model_dump(mode="json")}
+        plan = Plan.model_validate(plan.model_copy(update={"options": every}).model_dump())
+        ended = {options.status, *(outcome.status for outcome in plan.outcome.values())}
         return Solved(plan, decided.sidecars, Status.INTERRUPTED in ended)
 
     def recheck(self, plan: Plan, again: Again | None, certificate: Certificate) -> None:
@@ -98,7 +98,7 @@ class Auto(Strategy):
         same("options.auto: share of chosen", chosen.share, _share(plan, options.metric))
         alike = [one for one in options.tried if _moves(one) == _moves(chosen)]
         others = [one for one in options.tried if one not in alike]
-        if any(one.shown >= chosen.shown and one.inner - chosen.inner >= MATTERS for one in alike) or (
+        if any(one.has_interval >= chosen.has_interval and one.inner - chosen.inner >= MATTERS for one in alike) or (
             others and _loses(chosen, others)
         ):
             raise CertificationError(f"options.auto: another one gained {percent(MATTERS)} more than {chosen.name}")
@@ -117,8 +117,8 @@ def _moves(one: Tried) -> bool:
 
 def _loses(chosen: Tried, others: Sequence[Tried]) -> bool:
     """Check whether all that are about the best of others, whose intervals are of another kind, gain more."""
-    about = near(others, lambda one: one.inner)
-    return all(one.shown >= chosen.shown and one.gain - chosen.gain >= MATTERS for one in about)
+    about = within_1_percent(others, lambda one: one.inner)
+    return all(one.has_interval >= chosen.has_interval and one.gain - chosen.gain >= MATTERS for one in about)
 
 
 def _figures(plan: Plan) -> tuple[dict[str, float], dict[str, float]]:
