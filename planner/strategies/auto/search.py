@@ -236,23 +236,16 @@ class Search:
 
     def replaced(self) -> Iterator[Components]:
         """Variants of the best candidate with one component exchanged."""
-        components = self.ranked()[0].components
-        every, best = (
-            [one.components[0] for one in rows if len(one.components) == 1] for rows in (self.gaining(), self.kinds())
-        )
-        for at, other in itertools.product(range(len(components)), every):
-            own = components[at]
-            same = other.strategy.decides == own.strategy.decides
-            if len(components) > 1 and same and (other in best or other.without_replicas == own.without_replicas):
+        components, best = self.ranked()[0].components, {one.components for one in self.kinds()}
+        others = [one.components[0] for one in self.ranked() if len(one.components) == 1 and one.gain >= MATTERS]
+        for (at, own), other in itertools.product(enumerate(components), others):
+            alike = (other,) in best or other.without_replicas == own.without_replicas
+            if len(components) > 1 and other.strategy.decides == own.strategy.decides and alike:
                 yield (*components[:at], other, *components[at + 1 :])
 
     def kinds(self) -> list[Candidate]:
         """The candidates, of several that differ in memory alone the best."""
         return best_of_each(self.ranked(), attrgetter("without_replicas"))
-
-    def gaining(self) -> list[Candidate]:
-        """The candidates that gain."""
-        return [one for one in self.ranked() if one.gain >= MATTERS]
 
     def attempt(self, components: Components) -> None:
         """Decide the last component on top of the others and compare it with today; refuse what cannot be decided."""
