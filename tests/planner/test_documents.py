@@ -73,6 +73,7 @@ def test_a_gain_is_told_in_percent_of_today_and_in_its_unit(
         value="none",
         metric=metric,
         against="contiguous/standard",
+        at_least=0.0,
         gain=Metric(value=theirs - ours, low=low, high=high),
         share=Metric(value=1 - ours / theirs, **ends),
     )
@@ -260,7 +261,7 @@ def doubted(metric: str, dispatch_model: str, missing: dict[str, str]) -> str:
     seconds = SecondsOptions(sources={}, missing=missing, extrapolated={}, other_dtype=())
     options = auto_plan(tried(0.3, "eplb")).options | {"seconds": seconds.model_dump(mode="json")}
     plan: Any = SimpleNamespace(
-        verdict=Verdict(value="none", metric=metric, against=theirs.label, gain=Metric(value=0.01)),
+        verdict=Verdict(value="none", metric=metric, against=theirs.label, at_least=0.0, gain=Metric(value=0.01)),
         evaluation=None,
         inputs=SimpleNamespace(profile=None),
         decisions=SimpleNamespace(wire=None, sample_policy=None),

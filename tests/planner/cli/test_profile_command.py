@@ -129,10 +129,10 @@ def test_sizes_that_lie_close_together_tell_no_link() -> None:
     ("link", "words"),
     [
         ("400:2.5", "400 GB/s, 2.50 us"),
-        ("1:1333", "1 GB/s, 1.33 ms"),
-        ("999.8:999.7", "1000 GB/s, 1 ms"),
-        ("99.97:1999800", "100 GB/s, 2 s"),
-        ("1:999800000", "1 GB/s, 1000 s"),
+        ("1:1333", "1 GB/s, 1,333 us"),
+        ("999.8:999.7", "1000 GB/s, 1,000 us"),
+        ("99.97:1999800", "100 GB/s, 2,000 ms"),
+        ("1:999800000", "1 GB/s, 1,000 s"),
     ],
 )
 def test_a_link_is_told_in_three_digits_and_the_unit_that_fits(link: str, words: str) -> None:
