@@ -61,7 +61,7 @@ class Strategy:
     decides: ClassVar[str] = ""  #: Key of its decision in a plan; empty: it chooses among other strategies
     #: What certify leaves unchecked of its plans without an evaluation
     unjudged: ClassVar[str] = "decisions, objective and bound: the plan has no evaluation to recompute"
-    unchecked: ClassVar[str] = ""  #: The same of what it chose among other strategies, evaluated or not
+    unchecked: ClassVar[str] = ""  #: What certify leaves unchecked of its choice among other strategies
     #: Dispatch models it makes sense under, the default first
     dispatch_models: ClassVar[tuple[DispatchModel, ...]] = ("standard",)
     beside: ClassVar[frozenset[str]] = frozenset()  #: Decisions that its base (`--on`) may hold
