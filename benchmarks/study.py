@@ -27,7 +27,7 @@ SUBJECTS = {
     "exflow_paper": "ExFlow's Figures 7, 8 and 13 and Table III: what the paper states beside what comes out here",
     "bounds": "Bounds on the hops that any placement keeps: gap to one that was found, by kind, and seconds",
     "recording": "What recording adds to a model's passes",
-    "auto": "auto beside every candidate, each solved anew: held-out gain over today, wall time over the sum of solves",
+    "auto": "auto beside every candidate, each solved anew: held-out gain over today, CPU time over the sum of solves",
     "one_gpu": "Experts of a plan on one GPU, device after device: seconds measured beside those of a preset",
     "cuda": "The runtime on one GPU: experts, its own cost, chunks, condensation, attention, moves, and measuring",
     "rebalancing": "Replicas that follow the load, trained on an emulated cluster: seconds beside seconds predicted",

@@ -18,7 +18,7 @@ from ..solvers.replicas import ReplayRule
 from ..traces.count_form import CountTrace, open_any
 from ..traces.reader import Trace
 from .evaluate.evaluate import Evaluated, evaluate, verdict
-from .evaluate.journey import Contender, pads_in
+from .evaluate.journey import Contender, distinct, pads_in
 from .evaluate.metrics import COPIES
 from .evaluate.price import STEP
 from .evaluate.rebalancing import check_steps
@@ -252,12 +252,8 @@ def _contenders(plans: Sequence[LoadedPlan], rule: ReplayRule | None) -> list[Co
     own, beside = [plan.contender for plan in plans], [baseline for plan in plans for baseline in plan.beside]
     if ambiguous := {contender.label for contender in own} & {contender.label for contender in beside}:
         raise UsageError(f"{min(ambiguous)}: a plan by the name of what plans are held against; rename the plan's file")
-    by_label = dict[str, Contender]()
-    for contender in (*own, *beside):
-        by_label.setdefault(
-            contender.label, contender if rule is None else contender.named(contender.name, replica_rule=rule)
-        )
-    return list(by_label.values())
+    rows = distinct([*own, *beside])
+    return rows if rule is None else [one.named(one.name, replica_rule=rule) for one in rows]
 
 
 def _check(

@@ -107,7 +107,7 @@ def spanned(metric: Metric, text: Callable[[float], str], to: str = "-") -> str:
 def contender_table(
     part: Part, metrics: Iterable[str], *, today: str = "", judged: str | None = None, ranged: bool = False
 ) -> Table:
-    """Contenders side by side, metrics by name, the most important first; those that none has are left out, and zeros.
+    """Table of contenders by metric. Columns without figures, or of zero seconds only, are left out.
 
     Beside the metric that the verdict is `judged` on stands how much there is of what the label `today` has; intervals
     are shown where it is `ranged`.

@@ -1,9 +1,9 @@
 """Schemas of a plan's `options`, from which its figures can be made again."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from ..errors import InputError
 from ..runtime.decisions import Degree, DispatchModel, PipelineDecision, Record, Sha256, SidecarFile
@@ -177,9 +177,6 @@ class PlacementOptions(Options):
     choice: Choice | None = None
     redundancy: Redundancy | None = None
     mixture: tuple[Member, ...] = ()
-    #: raw, swaps: figures that older plans hold and nothing reads
-    raw: Any = Field(None, exclude=True)
-    swaps: tuple[Any, ...] = Field((), exclude=True)
 
 
 class StageSeconds(Record):
@@ -228,7 +225,7 @@ class SamplePolicyOptions(Options):
     blind_copies: float = Field(ge=0)
     least_copies: float = Field(ge=0)
     #: What the plan has less of its verdict's metric than samples dealt by length alone, paired over steps
-    over_dealt: Metric | None = None  # older plans
+    over_dealt: Metric | None = None
     #: The same of the best of NetMoE's methods, where attention counts
     over_netmoe: Metric | None = None
     asked: bool = False  #: Whether the method was asked for
@@ -317,11 +314,12 @@ class Tried(Record):
     parts: tuple[str, ...] = Field(min_length=1)  #: Its parts by name, in the order they were decided
     decisions: tuple[str, ...]  #: What it decides
     dispatch_model: DispatchModel
-    #: inner, shown: lower end of its gain over today, a share, on the fitted units that did not decide it, and whether
-    #: there is one; else the gain
+    #: inner, has_interval: lower end of its gain over today, a share, on the fitted units that did not decide it, and
+    #: whether there is one; else the gain
     inner: float
-    shown: bool
-    gain: float | None = None  #: The gain itself there; None in older plans
+    has_interval: bool
+    gain: float  #: The gain itself there
+    listed: bool  #: Whether the table shows it: the best of those that differ in replicas alone
     share: Metric  #: The same on the part that judges
     engines: tuple[str, ...]  #: Engines whose files carry all of it
     #: metrics, today: its figures there, and today's beside it
@@ -345,6 +343,11 @@ class AutoOptions(Options):
     refused: Mapping[str, str]  #: Why parts could not be tried, by name
     status: Ended = Status.FEASIBLE  #: Whether all was tried, or the best was kept at the time limit or at Ctrl-C
 
+    @property
+    def listed(self) -> list[Tried]:
+        """The candidates that the table shows beside the chosen one."""
+        return [one for one in self.tried[1:] if one.listed]
+
 
 class EvaluationOptions(Options):
     """Record of how a plan was judged: what splits, which phases count, how homes (none: counts) and steps arise.
@@ -360,28 +363,15 @@ class EvaluationOptions(Options):
     samples_per_step: StepNumber | None = None
     tokens_per_step: StepNumber | None = None
     concurrency: StepNumber | None = None
-    as_prompts: Literal[True] | None = None  #: Whether decoded tokens stand for those of prompts; kept where true
+    as_prompts: bool = False  #: Whether decoded tokens stand for those of prompts
     home: Literal["source_rank", "ordinal", "none"]
     step: Literal["recorded", "derived"]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _recorded(cls, values: Any) -> Any:
-        """Drop the size that older plans keep beside recorded steps."""
-        if isinstance(values, dict) and values.get("step") == "recorded":
-            return {name: value for name, value in values.items() if name != "samples_per_step"}
-        return values
 
     @model_validator(mode="after")
     def _of_one_size(self) -> Self:
         if sum(getattr(self, name) is not None for name in FIELDS.values()) > 1:
             raise ValueError("more than one size of a step")
         return self
-
-    @model_serializer(mode="wrap")
-    def _kept(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = handler(self)
-        return values if self.as_prompts else {name: one for name, one in values.items() if name != "as_prompts"}
 
     @classmethod
     def use_in(cls, plan: Plan) -> Use | None:

@@ -29,6 +29,7 @@ class Flag:
     #: Turns the text given into the field's value; None: typer reads the field's type
     parse: Callable[[Any], Any] | None = None
     repeats: bool = False  #: Whether it may be given several times, `parse` then taking all of them
+    kind: type = str  #: Of each word that `parse` takes
     #: at_least, above, at_most: bounds of a number, as `expected` words them
     at_least: float | None = None
     above: float | None = None
@@ -87,12 +88,12 @@ class Params:
         return params
 
     def within(self, limit_s: float, *, patient: bool = False) -> Self:
-        """These parameters with a search of so many seconds; `patient`: of a core's work in them, however long."""
+        """Limit the search to `limit_s`; with `patient`, to that much work of one core, however long it takes."""
         return self
 
     @property
-    def kind(self) -> "Params":
-        """These parameters, whatever memory they ask for."""
+    def without_replicas(self) -> "Params":
+        """Copy without a number of replicas, to group candidates."""
         return self
 
     @property
@@ -143,6 +144,6 @@ class PlacementParams(Params):
             raise UsageError("--slots and --redundant both say how many slots there are; give one of them")
 
     @property
-    def kind(self) -> Params:
-        """These parameters with any number of slots."""
+    def without_replicas(self) -> Params:
+        """Copy without a number of slots or replicas, to group candidates."""
         return dataclasses.replace(self, slots=None, redundant=0)

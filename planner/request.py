@@ -13,6 +13,9 @@ from .params import Flag, Params, choices, flags_of, option_of
 from .strategies.registry import STRATEGIES
 
 Phase = Literal["prefill", "decode", "train"]
+# As `runtime.decisions` and `runtime.wire` have them, which load numpy.
+Dispatch = Literal["standard", "coherent", "migrating"]
+Wire = Literal["fp8"]
 
 MAX_DEVICES = 4096
 USUAL = "auto"  # the strategy where none is asked for
@@ -32,8 +35,8 @@ class Request:
     profile: Path | None = None
     on: Path | None = None  #: The plan whose decisions this one's is added to
     previous: Path | None = None  #: The plan in force that this one replaces
-    dispatch_model: Literal["standard", "coherent", "migrating"] | None = None  #: None: the strategy's own
-    wire: Literal["fp8"] | None = None  #: The form in which hidden vectors travel; None: the base's
+    dispatch_model: Dispatch | None = None  #: None: the strategy's own
+    wire: Wire | None = None  #: The form in which hidden vectors travel; None: the base's
     phases: tuple[Phase, ...] = ()  #: Only tokens of these phases count; empty: all
     fit_fraction: float | None = None  #: The share of samples to fit on; None: half of them, or all of one alone
     purpose: Literal["serving", "training"] | None = None  #: What the plan is for; None: as the trace's phases say

@@ -13,9 +13,9 @@ from ..runtime.plan import FileInput, Inputs, Plan, SizedGain, Split, TraceInput
 from ..solvers.outcome import Outcome, Status
 from ..traces.count_form import CountTrace
 from .evaluate.evaluate import Evaluated, evaluate, verdict
-from .evaluate.journey import EXACTLY, Contender, contiguous_in, journey_of, today
+from .evaluate.journey import EXACTLY, Contender, contiguous_in, distinct, journey_of, today
 from .evaluate.metrics import METRICS
-from .options import AutoOptions, EvaluationOptions
+from .options import EvaluationOptions
 from .request import Request
 from .sidecars import save_with
 from .strategies.registry import decided_by, strategy
@@ -26,18 +26,12 @@ SIZES = (0.25, 1, 4)  # of a step, at which the gain is told
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Solved:
     """A plan, and the files that lie beside it, name to contents."""
 
     plan: Plan
     sidecars: Mapping[str, bytes]
-
-    @property
-    def interrupted(self) -> bool:
-        """Check whether Ctrl-C ended the search, so that this is the best found until then."""
-        ends = [one.status for one in self.plan.outcome.values()]
-        ends += [AutoOptions.of(self.plan).status] if AutoOptions.key in self.plan.options else []
-        return Status.INTERRUPTED in ends
+    interrupted: bool = False  #: Whether Ctrl-C ended the search, so that this is the best found until then
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan with its sidecars; parameters and errors as in `sidecars.save_with`."""
@@ -57,7 +51,7 @@ def solve(request: Request, *, on_progress: Callable[[str], None] = lambda _: No
     return make(request, on_progress=on_progress).plan
 
 
-def make(request: Request, *, on_progress: Callable[[str], None] = lambda _: None) -> Made:
+def make(request: Request, *, on_progress: Callable[[str], None] = lambda _: None) -> Solved:
     """The plan for a request with its sidecars; parameters and errors as in `solve`."""
     task = task_for(request, on_progress)
     return task.strategy.make(task)
@@ -91,7 +85,7 @@ def decide(task: Task) -> Decided:
     return Decided(task, plan, solution, {**task.base_files, **solution.sidecars})
 
 
-def judge(decided: Decided) -> Made:
+def judge(decided: Decided) -> Solved:
     """The plan with its evaluation beside its rivals, and the verdict."""
     task, chosen, plan = decided.task, decided.task.strategy, decided.plan
     task.say("replaying the trace under the plan and its rivals")
@@ -106,7 +100,8 @@ def judge(decided: Decided) -> Made:
         "evaluation": evaluated.evaluation,
         "verdict": found.model_copy(update={"sizes": sizes(task, rivals[:2], evaluated, found.metric)}),
     }
-    return Made(Plan.model_validate(plan.model_copy(update=judged).model_dump()), decided.sidecars)
+    whole = Plan.model_validate(plan.model_copy(update=judged).model_dump())
+    return Solved(whole, decided.sidecars, solution.outcome.status is Status.INTERRUPTED)
 
 
 def sizes(task: Task, rivals: Sequence[Contender], evaluated: Evaluated, metric: str) -> tuple[SizedGain, ...]:
@@ -124,9 +119,8 @@ def sizes(task: Task, rivals: Sequence[Contender], evaluated: Evaluated, metric:
         except UsageError:
             continue
         part, found = judged.evaluation.judging, verdict(judged, metric, against=rivals[1].label)
-        tokens = part.tokens_per_step or 0.0
-        if found.share is not None and all(one.tokens_per_step != tokens for one in gains):
-            gains.append(SizedGain(tokens_per_step=tokens, share=found.share))
+        if found.share is not None and all(one.tokens_per_step != part.tokens_per_step for one in gains):
+            gains.append(SizedGain(tokens_per_step=part.tokens_per_step, share=found.share))
     return tuple(gains)
 
 
@@ -155,10 +149,7 @@ def contenders(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> list[Co
         rows += [usual.wired(wire), own.named(EXACTLY, wire=None)]
         rivals = [one if one.journey.wire else one.wired(wire) for one in rivals]
     rows += [contiguous_in(journey.placement.slots, plan.model, plan.cluster).wired(wire), *rivals]
-    by_label = dict[str, Contender]()
-    for one in rows:
-        by_label.setdefault(one.label, one)
-    return list(by_label.values())
+    return distinct(rows)
 
 
 def task_for(request: Request, say: Callable[[str], None] = lambda _: None) -> Task:

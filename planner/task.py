@@ -32,7 +32,7 @@ from .evaluate.steps import FEW
 from .evaluate.traffic import walk_samples
 from .loaded_plan import check_model
 from .options import EvaluationOptions
-from .params import Params
+from .params import Params, PlacementParams
 from .request import FIT_FRACTION, Request
 from .strategies.strategy import Strategy
 
@@ -130,7 +130,7 @@ class Task:
 
     @cached_property
     def _seen(self) -> Bools:
-        """Mask of the units that are not held out, `[U]`: some, and all only where that was asked for."""
+        """Units that are not held out, `[U]`. InputError where that leaves none on either side."""
         seen_U = self._split(np.ones(len(self.index.unit_tokens), np.bool_), self.fit_fraction)
         if not seen_U.any() or (self.fit_fraction < 1 and seen_U.all()):
             raise InputError(
@@ -302,7 +302,8 @@ class Task:
     @property
     def slots(self) -> Ints:
         """Slots of every device, `[D]`: as asked for, else as in the plan in force; 0 on dead devices."""
-        slots, redundant = getattr(self.params, "slots", None), getattr(self.params, "redundant", 0)
+        slots: int | Ints | None = self._asked.slots
+        redundant = self._asked.redundant
         before = None if self.previous is None else self.previous.placement
         if before is not None and slots is None and not redundant:
             slots = before.slots
@@ -314,8 +315,12 @@ class Task:
     @property
     def alive(self) -> list[int]:
         """The ranks that may hold experts."""
-        dead = getattr(self.params, "dead", ())
-        return [rank for rank in range(self.request.cluster.num_devices) if rank not in dead]
+        return [rank for rank in range(self.request.cluster.num_devices) if rank not in self._asked.dead]
+
+    @property
+    def _asked(self) -> PlacementParams:
+        """What was asked of a placement: nothing where the strategy places no experts by slots."""
+        return self.params if isinstance(self.params, PlacementParams) else PlacementParams()
 
     @property
     def placement(self) -> Placement:
@@ -335,7 +340,7 @@ class Task:
             unit=index.split_kind,
             phases=request.phases,
             use=self.use,
-            as_prompts=as_prompts(index.phases, self.use) or None,
+            as_prompts=as_prompts(index.phases, self.use),
             **{FIELDS[size.unit]: size.number} if derived else {},
             home="source_rank" if recorded else "none" if by_counts else "ordinal",
             step="derived" if derived else "recorded",

@@ -82,7 +82,7 @@ class Part(Record):
     num_tokens: int = Field(ge=1)
     num_steps: int = Field(ge=1)
     dropped_samples: int = Field(ge=0)
-    tokens_per_step: float | None = Field(default=None, ge=0)  #: The mean over complete steps; None in older plans
+    tokens_per_step: float = Field(ge=0)  #: The mean over complete steps
     contenders: tuple[Contender, ...] = Field(min_length=1)
 
 
@@ -116,7 +116,7 @@ class Verdict(Record):
     gain: Metric
     #: A share; above 0 where carrying the plan out costs what the metric does not hold
     at_least: float = Field(0.0, ge=0, lt=1)
-    share: Metric | None = None  #: The gain over the value of `against`; None in older plans, and where that is 0
+    share: Metric | None = None  #: The gain over the value of `against`; None where that is 0
     sizes: tuple[SizedGain, ...] = ()  #: At smaller and larger steps, ascending, where steps are derived
 
 

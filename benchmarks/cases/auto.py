@@ -19,9 +19,9 @@ from moeplan.planner.evaluate.journey import Contender, journey_of, today
 from moeplan.planner.evaluate.metrics import Figures
 from moeplan.planner.options import AutoOptions
 from moeplan.planner.request import Request
-from moeplan.planner.solve import Decided, Made, decide, judge, make, task_for
+from moeplan.planner.solve import Decided, Solved, decide, judge, make, task_for
 from moeplan.planner.strategies.auto import AutoParams
-from moeplan.planner.strategies.auto.search import Part, Parts, Search, named
+from moeplan.planner.strategies.auto.search import Component, Components, Search, named
 from moeplan.planner.strategies.registry import STRATEGIES, strategy
 from moeplan.planner.task import Task
 from moeplan.profilers.cluster import Cluster
@@ -77,7 +77,7 @@ def _instances(settings: Settings) -> list[Instance]:
 class Combination:
     """Parts solved on all fitted samples, one on top of the other, and the CPU seconds of the last one's solve."""
 
-    parts: Parts
+    parts: Components
     decided: Decided
     seconds: float
     beside: bool = True  #: Whether it can be judged beside all others
@@ -128,7 +128,7 @@ def _request(instance: Instance, folder: Path) -> Request:
 
 def _combinations(search: Search, tried: Collection[tuple[str, ...]]) -> Iterator[Combination]:
     """Every legal combination of parts; of those that auto tried the solve is timed, judgement included."""
-    known = dict[Parts, Decided]()
+    known = dict[Components, Decided]()
     choices = [[None, *(part for part in _parts(search.task) if part.strategy.decides == kind)] for kind in KINDS]
     for chosen in itertools.product(*choices):
         parts = tuple(part for part in chosen if part is not None)
@@ -153,16 +153,16 @@ def _combinations(search: Search, tried: Collection[tuple[str, ...]]) -> Iterato
         yield Combination(parts, decided, seconds, beside)
 
 
-def _parts(task: Task) -> Iterator[Part]:
+def _parts(task: Task) -> Iterator[Component]:
     """Every strategy that suits the use, under every dispatch model, with every number of replicas that it tries."""
     for chosen in map(strategy, STRATEGIES):
         for model, params in itertools.product(chosen.dispatch_models, chosen.variants(task)):
             if (task.use == "training" and model not in TRAINED) or (task.use and task.use not in chosen.uses):
                 continue
-            yield Part(chosen, model, params)
+            yield Component(chosen, model, params)
 
 
-def _judged(search: Search, every: list[Combination], auto: Made) -> tuple[dict[str, Figures], Figures]:
+def _judged(search: Search, every: list[Combination], auto: Solved) -> tuple[dict[str, Figures], Figures]:
     """The figures of auto's plan and of all combinations, by name, and today's: in one setting and the same draws."""
     usual = today(auto.plan.model, auto.plan.cluster)
     contenders = [_contender(AUTO, auto.plan, auto.sidecars), usual]

@@ -15,7 +15,6 @@ from ...errors import CertificationError, InputError
 from ...runtime.decisions import SidecarFile, sidecars_in
 from ...runtime.plan import Plan
 from ...traces.count_form import CountTrace
-from ..options import AutoOptions
 from ..strategies.registry import chosen_by
 from ..strategies.strategy import Again, Strategy
 from .certificate import Certificate, certifiable_profile, certifiable_trace, check_profile, check_trace
@@ -81,8 +80,7 @@ def certify(
     evaluated = check_judged(plan, task, certificate, sidecars, on_progress)
     certificate.replayed = True
     certificate.unchecked += ["solver seconds, status, method and backend", "that options are what was asked for"]
-    if AutoOptions.key in plan.options:
-        certificate.unchecked.append("what other candidates of auto give")
+    certificate.unchecked += filter(None, (one.unchecked for one in chosen_by(plan)))
     for chosen in strategies:
         on_progress(f"rechecking {chosen.name}")
         own = task if chosen is last else task_of(plan, chosen, str(opened.path), timed_by)

@@ -21,8 +21,6 @@ def check_judged(
     assert plan.evaluation is not None
     try:
         ours, theirs = EvaluationOptions.of(plan), task.evaluation_options
-        missing = {name: getattr(theirs, name) for name in ("use", "as_prompts") if getattr(ours, name) is None}
-        ours = ours.model_copy(update=missing)  # of older plans
         if differing := [name for name in type(ours).model_fields if getattr(ours, name) != getattr(theirs, name)]:
             says, gives = ({name: getattr(options, name) for name in differing} for options in (ours, theirs))
             raise CertificationError(f"options.evaluation: {says}; the trace gives {gives}")
@@ -55,8 +53,7 @@ def _check_part(name: str, claimed: Part, recounted: Part, task: Recounted, cert
     for what in ("num_tokens", "num_samples", "num_steps", "dropped_samples"):
         words = what.removeprefix("num_").replace("_", " ")
         certificate.agree(f"{name}: {words}", getattr(claimed, what), getattr(recounted, what))
-    if claimed.tokens_per_step is not None:  # older plans
-        certificate.agree(f"{name}: tokens per step", claimed.tokens_per_step, recounted.tokens_per_step)
+    certificate.agree(f"{name}: tokens per step", claimed.tokens_per_step, recounted.tokens_per_step)
     labels = [contender.label for contender in recounted.contenders]
     if [contender.label for contender in claimed.contenders] != labels:
         raise CertificationError(
@@ -109,10 +106,8 @@ def _check_verdict(
             f" judged on {recounted.metric} here, against {recounted.against}, from {recounted.at_least} on"
         )
     _agree("gain", claimed.gain, recounted.gain, certificate)
-    if claimed.share is not None:  # older plans
-        if recounted.share is None:
-            raise CertificationError(f"gain as a share of {against}, which has no {recounted.metric}; expected none")
-        _agree("gain as a share", claimed.share, recounted.share, certificate)
+    nothing = Metric(value=0.0)  # of a baseline of 0
+    _agree("gain as a share", claimed.share or nothing, recounted.share or nothing, certificate)
     if claimed.value != recounted.value:
         raise CertificationError(f"verdict {claimed.value}; the recount gives {recounted.value}")
     certificate.checks.append("verdict")

@@ -14,7 +14,7 @@ COMMANDS = {
     "trace": "Record, import, inspect and count routing.",
     "solve": "Compute a plan from a trace.",
     "show": "Print a plan, or draw it.",
-    "compare": "Hold plans against one another on any trace.",
+    "compare": "Compare plans on any trace.",
     "certify": "Recompute what a plan claims.",
     "apply": "Make a plan active, or write it for an engine.",
     "validate": "Check a file that places experts by its engine's rules.",

@@ -5,22 +5,20 @@ import inspect
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import wraps
-from types import NoneType
+from types import GenericAlias, NoneType
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import typer
 
 from ..params import Flag, Params, choices, flags_of, option_of
 from ..request import Phase
+from ..strategies.auto import AutoParams
 from ..strategies.registry import STRATEGIES
 
-# As `runtime.decisions`, `runtime.wire` and `solvers.replicas` have them, which load numpy.
-Dispatch = Literal["standard", "coherent", "migrating"]
-Wire = Literal["fp8"]
-ReplicaRule = Literal["even", "nearest", "static", "round_robin", "quota", "lp"]
+ReplicaRule = Literal["even", "nearest", "static", "round_robin", "quota", "lp"]  # as `solvers.replicas` has them
 StrategyFlags = dict[str, Any]
 SEVERAL = "several strategies"  # panel of the flags that more than one strategy has
-ENGINES = "sglang, vllm, vllm-ascend, tensorrt-llm, tutel"
+ENGINES = ", ".join(choices(get_type_hints(AutoParams)["engine"]))
 
 
 def optional(help: str, *names: str, **settings: Any) -> Any:  # noqa: A002  what typer calls it
@@ -34,7 +32,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 PhaseWord = StrEnum("PhaseWord", {word: word for word in get_args(Phase)})  # type: ignore[misc]  # mypy reads literals
 Phases = Annotated[list[PhaseWord] | None, optional("Only tokens of this phase; may repeat.")]
 Purpose = Annotated[
-    Literal["serving", "training"] | None, optional("What the plan is for; else as the trace's phases say.", "--for")
+    Literal["serving", "training"] | None, optional("Use of the plan; default: by the trace's phases.", "--for")
 ]
 TokensPerStep = Annotated[
     int | None, optional("Tokens per step; by default 4,096 per device (prefill) or 8,192 (training).")
@@ -109,7 +107,7 @@ def _typed(kinds: Sequence[Any], one: Flag) -> Any:
     """Type of a flag for typer: all strategies' choices, text to be parsed later, or the field's type."""
     words = tuple(dict.fromkeys(word for kind in kinds for word in choices(kind)))
     if one.parse is not None:
-        return list[int] if one.repeats and one.metavar == "RANK" else list[str] if one.repeats else str
+        return GenericAlias(list, one.kind) if one.repeats else one.kind
     if words:
         return Literal[words]
     return next(kind for kind in get_args(kinds[0]) or (kinds[0],) if kind is not NoneType)

@@ -36,7 +36,7 @@ def show(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Print a plan: where it came from and what it buys, with -v a picture of its placement; or a layer's timeline.
+    """Print a plan: its origin and its gain, with -v a picture of its placement; or a layer's timeline.
 
     \b
     Examples:
@@ -46,11 +46,12 @@ def show(
     from ...runtime.plan import load
     from ..report.plan import show_report
     from ..strategies.eplb.sections import write_redundancy
-    from ..strategies.flexmoe import timeline as of_steps
-    from ..strategies.pipemoe import timeline as of_chunks
+    from ..strategies.registry import decided_by
 
     loaded, folder = load(plan), plan.parent
-    drawing: Any = of_chunks if loaded.decisions.rebalancing is None else of_steps
+    drawing: Any = next(filter(None, (one.timeline for one in decided_by(loaded))), None)
+    if timeline is not None and drawing is None:
+        raise InputError(f"{plan}: no pipeline and no rebalancing to draw; expected a plan of pipemoe or flexmoe")
     if output is not None and timeline is None:
         write_redundancy(loaded, output)
     elif timeline is not None and output is not None:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ..request import Dispatch, Wire
 from ..strategies.registry import STRATEGIES
 from .flags import (
     Concurrency,
-    Dispatch,
     Json,
     Phases,
     Purpose,
@@ -17,7 +17,6 @@ from .flags import (
     StrategyFlags,
     TokensPerStep,
     Verbose,
-    Wire,
     optional,
     phases,
     with_strategy_flags,

@@ -26,15 +26,8 @@ FFN = HIDDEN | {"ffn": "ffn_size"}
 WHOLE_SAMPLES = 2.0**30  # tokens of a sample in a step, more than any has
 EXPERT_CASES = ("routed_block", "expert_ffn")  # what the runtime computes, where that was measured
 COUNTS_ALONE = "counts do not say where tokens are"
-REMEDIES = {
-    "the profile has no": "; join it with one that has, by moeplan profile --merge",
-    "the model's": "; say it at moeplan trace import",
-}
-
-
-def with_remedy(reason: str) -> str:
-    """Why a part has no curve, and what gives it one, where something does."""
-    return reason + next((words for begins, words in REMEDIES.items() if reason.startswith(begins)), "")
+JOIN = "join it with one that has, by moeplan profile --merge"
+SAY = "say it at moeplan trace import"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +125,8 @@ def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster:
     """
     size = model.attention.kv_size if part == "kv" else model.hidden_size
     if not (size and model.dtype_bytes):
-        return _Part(missing=f"the model's {'kv_size' if part == 'kv' else 'hidden_size'} or dtype is not known")
+        name = "kv_size" if part == "kv" else "hidden_size"
+        return _Part(missing=f"the model's {name} or dtype is not known; {SAY}")
     curves, onward, sources, noisy = list[Curve | Curve2](), list[Curve | Curve2](), dict[str, str](), False
     moving = False
     for link in link_classes(cluster):
@@ -170,9 +164,9 @@ def _curve_of_two(
     """
     series = _series(profile, cases, model)
     if unknown := [name for name in fixed.values() if getattr(model, name) is None]:
-        return _Part(missing=f"the model's {' and '.join(unknown)} is not in the trace")
+        return _Part(missing=f"the model's {' and '.join(unknown)} is not in the trace; {SAY}")
     if series is None or series.fit is None:
-        return _Part(missing="no profile" if profile is None else f"the profile has no {cases[-1]}")
+        return _Part(missing="no profile" if profile is None else f"the profile has no {cases[-1]}; {JOIN}")
     sizes = {axis: float(getattr(model, name)) for axis, name in fixed.items()}
     multi_head = 2.0 * (model.hidden_size or 0)
     more = {

@@ -5,7 +5,8 @@ This is the only place that knows it: a new kind of decision adds a row to `EFFE
 Legend: I samples; L MoE layers; D devices.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,8 +47,7 @@ class Journey:
     homes: HomeRule | None = None  #: Where samples are re-homed; None: tokens go as the dispatch model says
     #: Where every sample is when each layer begins and after the last, `[L+1, I]`: what `homes` gave on a trace
     moves: Ints | None = None
-    #: Whether ports have the least that any homes of samples leave to them: what no homes are faster than
-    least: bool = False
+    least: bool = False  #: Whether port loads are lower bounds over all homes of samples
     following: Following | None = None  #: How the placement changes between steps; None: it stays
     cuts: Cuts | None = None  #: The chunks of every layer; None: layers are whole
     #: Every expert's buffer over its mean rows, all of it sent and computed; None: what is routed is sent
@@ -96,6 +96,14 @@ class Contender:
         return self if wire is None else self.named(f"{self.name}, {wire}", wire=wire)
 
 
+def distinct(rows: Iterable[Contender]) -> list[Contender]:
+    """The contenders, of several with the same label the first."""
+    by_label = dict[str, Contender]()
+    for one in rows:
+        by_label.setdefault(one.label, one)
+    return [*by_label.values()]
+
+
 Effect = Callable[[Journey, Plan, ReadSidecar], Journey]
 
 
@@ -137,6 +145,11 @@ def today(model: ModelSpec, cluster: Cluster, slots: Ints | None = None) -> Cont
     return Contender(
         f"contiguous without {dead}" if dead else "contiguous", Journey("standard", _in_order(model, cluster, slots_D))
     )
+
+
+def is_today(label: str) -> bool:
+    """Check whether a contender's label is that of `today`, whatever devices are dead."""
+    return re.fullmatch(r"contiguous( without \d+(, \d+)*)?/standard", label) is not None
 
 
 def contiguous_in(slots: Ints, model: ModelSpec, cluster: Cluster) -> Contender:

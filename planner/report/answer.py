@@ -8,12 +8,11 @@ from ...errors import InputError
 from ...runtime.exports import Engine, strays
 from ...runtime.plan import Contender, Metric, Part, Plan, SizedGain, Verdict
 from ..document import Section, Table, Text
-from ..evaluate.costs import with_remedy
 from ..evaluate.evaluate import MATTERS
-from ..evaluate.journey import EVENLY, EXACTLY, TODAY
+from ..evaluate.journey import EVENLY, EXACTLY, is_today
 from ..evaluate.metrics import ATTENTION, BALANCE, COMBINE, DISPATCH, EXCHANGE, EXPERTS, KV, METRICS, SIZED
 from ..evaluate.price import PASSES, STEP
-from ..evaluate.step_size import StepSize, usual_size
+from ..evaluate.step_size import usual_size
 from ..figures import (
     TimeUnit,
     bytes_text,
@@ -38,7 +37,6 @@ MOST_REMARKS = 5
 NOTHING_TO_GAIN, WORSE = "no benefit expected", "worse than today, keep what runs"
 EXCHANGES = {KV: "gathering K and V", DISPATCH: "dispatch", COMBINE: "combine"}
 BYTES = [spec.name for spec in METRICS.values() if spec.unit == "bytes" and spec.needs == SIZED]  # of copies, K and V
-LITTLE = 0.01  # more of something is not worth mention
 MOST_STEPS = 10  # an interval from fewer says little of others
 
 
@@ -49,17 +47,12 @@ def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
     """
     if verdict.metric not in METRICS:
         raise InputError(f"a verdict on {verdict.metric!r:.40}, which is no metric; re-run moeplan solve")
-    spec, share = METRICS[verdict.metric], verdict.share
+    spec, share = METRICS[verdict.metric], verdict.share or Metric(value=0.0)
     ours = part.contenders[0] if of is None else find(part, of)
     theirs = find(part, verdict.against)
     base = value(theirs, verdict.metric)
-    name, _, dispatch_model = verdict.against.rpartition("/")
-    alive = dispatch_model == "standard" and name.startswith("contiguous without ")  # dead devices
-    against = "today" if alive or verdict.against == TODAY else f"of {worded(verdict.against)}"
+    against = "today" if is_today(verdict.against) else f"of {worded(verdict.against)}"
     figures = f"{shown(spec, value(ours, verdict.metric))} against {shown(spec, base)} {against}"
-    if share is None:  # older plans
-        ends = [end / base if base and end is not None else None for end in (verdict.gain.low, verdict.gain.high)]
-        share = Metric(value=verdict.gain.value / base if base else 0.0, low=ends[0], high=ends[1])
     nouns = {STEP: f"of the {'' if ATTENTION in theirs.metrics else 'MoE '}step", EXPERTS: "of the experts' time"}
     noun = nouns.get(verdict.metric, spec.noun)
     interval = _interval(share)
@@ -100,7 +93,7 @@ def carried(plan: Plan, engine: Engine) -> str:
         if one.decisions == kept and {*one.parts} <= {*tried[0].parts} and engine.name in one.engines:
             return f"with {engine.name}: {change_text(one.share.value)}, not {change_text(share.value)}: {why}"
     solve = f"moeplan solve --engine {engine.name} plans for it"
-    return f"with {engine.name} not the plan's {change_text(share.value)}: {why}; {solve}"
+    return f"{engine.name} will not reach {change_text(share.value)}: {why}; {solve}"
 
 
 def split_words(plan: Plan) -> str:
@@ -141,8 +134,7 @@ def answer(plan: Plan) -> str:
 def step_words(judged: "EvaluationOptions | Comparison", part: Part) -> str:
     """A step in words: its use, and its tokens."""
     size, use = judged.size, judged.use
-    mean = part.tokens_per_step or part.num_tokens / part.num_steps  # of older plans about
-    tokens = f"{mean:,.0f} tokens"
+    tokens = f"{part.tokens_per_step:,.0f} tokens"
     if size is None:
         return f"recorded steps of {tokens}"
     if size.unit == "sequences":
@@ -166,7 +158,7 @@ def _memory(plan: Plan) -> str:
 
 
 def by_size(verdict: Verdict, part: Part) -> Iterator[str]:
-    """The gain and its interval at each size of a step that was judged, and at which of these it is sure to matter."""
+    """Gain at each step size that was judged, and the sizes at which it is certain."""
     if len(verdict.sizes) < 2:
         return
     listed = ", ".join(_sized(gain, part) for gain in verdict.sizes)
@@ -220,7 +212,7 @@ def doubts(plan: Plan, part: Part) -> Iterator[str]:
     yield from _wire(plan, part)
     yield from copies_remarks(plan.verdict, ours, base)
     mine, theirs = (one.metrics.get(BALANCE) for one in (ours, base))
-    if plan.verdict.metric != BALANCE and mine and theirs and mine.value > theirs.value * (1 + LITTLE):
+    if plan.verdict.metric != BALANCE and mine and theirs and mine.value > theirs.value * (1 + MATTERS):
         yield f"costs balance: the busiest device carries {mine.value:.2f} times the mean (today {theirs.value:.2f})"
     yield from _steps(plan, part)
     yield from _trust(plan, part)
@@ -232,14 +224,14 @@ def copies_remarks(verdict: Verdict, ours: Contender, base: Contender) -> Iterat
         return
     ours_s, base_s = ([one.metrics[name].value for name in EXCHANGES if name in one.metrics] for one in (ours, base))
     both = all(name in one.metrics for name in (DISPATCH, COMBINE) for one in (ours, base))
-    if both and sum(ours_s) > sum(base_s) * (1 + LITTLE):
+    if both and sum(ours_s) > sum(base_s) * (1 + MATTERS):
         parts = ", ".join(word for name, word in EXCHANGES.items() if name in ours.metrics)
         took = " per step, against ".join(map(TimeUnit.worded, (sum(ours_s), sum(base_s))))
         yield f"fewer copies, but more time: {parts} take {took}"
     if not all(name in ours.metrics for name in BYTES):
         return
     summed = [sum(one.metrics[name].value for name in BYTES if name in one.metrics) for one in (ours, base)]
-    if summed[0] > summed[1] * (1 + LITTLE):
+    if summed[0] > summed[1] * (1 + MATTERS):
         yield (
             "fewer copies, but more bytes in total: gathering K and V costs more than the copies save"
             f" ({bytes_text(summed[0])} per step against {bytes_text(summed[1])})"
@@ -306,10 +298,10 @@ def _steps(plan: Plan, part: Part) -> Iterator[str]:
     options = EvaluationOptions.of(plan)
     if options.use is None and options.size == usual_size(None, plan.cluster.num_devices):
         yield (
-            "steps as usual in prefill, as counts do not say what runs; for decode give --tokens-per-step, as"
-            " many as sequences, else --for training"
+            "assuming prefill (counts carry no phase). Decode: --tokens-per-step <concurrent sequences>. Training:"
+            " --for training"
         )
-    if scaled := scaled_up(options.size, part):
+    if scaled := scaled_up(part):
         yield scaled
     elif part.dropped_samples:
         steps = f"{part.num_steps} complete step{'s' * (part.num_steps > 1)}"
@@ -319,13 +311,11 @@ def _steps(plan: Plan, part: Part) -> Iterator[str]:
         yield f"judged on {part.num_steps} steps, which are few: record more{how}"
 
 
-def scaled_up(size: StepSize | None, part: Part) -> str:
+def scaled_up(part: Part) -> str:
     """Warning that a part holds less than a step; empty where it holds one."""
-    if size is None:
+    if part.tokens_per_step <= part.num_tokens:
         return ""
-    what = "samples" if size.unit == "samples" else "tokens"
-    there = part.num_samples if what == "samples" else part.num_tokens
-    return f"a step is scaled up from the {there:,} {what} there are to judge by: record more" * (there < size.number)
+    return f"a step is scaled up from the {part.num_tokens:,} tokens there are to judge by: record more"
 
 
 def _untimed(plan: Plan, ours: Contender, base: Contender) -> Iterator[str]:
@@ -334,7 +324,7 @@ def _untimed(plan: Plan, ours: Contender, base: Contender) -> Iterator[str]:
     if EXPERTS in ours.metrics or mine is None or theirs is None:
         return
     less = 1 - mine.value / theirs.value
-    if abs(less) >= LITTLE:
+    if abs(less) >= MATTERS:
         yield (
             f"balance {mine.value:.2f} against {theirs.value:.2f}: the busiest device's experts take about"
             f" {percent(abs(less))} {'less' if less >= 0 else 'more'} time"
@@ -361,15 +351,15 @@ def _trust(plan: Plan, part: Part) -> Iterator[str]:
         yield f"timed by curves of a NOISY machine: {', '.join(options.noisy)}; profile again when it is quiet"
     judged = part.contenders[0], find(part, plan.verdict.against)
     if plan.verdict.metric != STEP and all(STEP in one.metrics for one in judged):
-        yield f"judged by {METRICS[plan.verdict.metric].noun}, not by the step, which is of other passes"
+        yield f"judged by {METRICS[plan.verdict.metric].noun}: the two steps do not time the same passes"
     models = {one.dispatch_model for one in judged}
     if "attention" in options.missing and len(models) > 1 and plan.verdict.metric == STEP:
-        yield "attention is not timed, and takes another time where tokens do not return home"
+        yield "attention is not timed; its time differs when tokens do not return home"
     if plan.inputs.profile is None:  # `_untimed` says how to have one
         return
     alike = dict[str, list[str]]()
     for name, reason in options.missing.items():
         if name == "kv" and "coherent" not in models:  # only where tokens do not return home K and V are gathered
             continue
-        alike.setdefault(with_remedy(reason), []).append(name)
+        alike.setdefault(reason, []).append(name)
     yield from (f"no seconds of {', '.join(names)}: {reason}" for reason, names in alike.items())

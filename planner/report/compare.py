@@ -152,7 +152,7 @@ def _doubts(comparison: Comparison) -> Iterator[str]:
     elif comparison.num_fitted:
         yield f"{comparison.num_fitted} {comparison.unit}s that a plan was fitted to are left out"
     yield from _timed_before(comparison)
-    if scaled := scaled_up(comparison.size, part):
+    if scaled := scaled_up(part):
         yield scaled
     if comparison.replica_rule is not None:
         rule = comparison.replica_rule

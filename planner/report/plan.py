@@ -4,7 +4,7 @@ Legend: E experts; D devices.
 """
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -23,26 +23,6 @@ from .answer import NOTHING_TO_GAIN, WORSE, answer, doubt, doubts, judged_sectio
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SECONDS = [spec.name for spec in METRICS.values() if spec.unit == "seconds"]
-# Words and format of an objective's figures, "s" for seconds, "%" for shares; others go by their names.
-OBJECTIVES = {
-    "link_cost": ("a re-homing costs, in copies inside a node,", ",.1f"),
-    "exchange_s": ("the exchanges of a layer take", "s"),
-    "layer_s": ("attention and exchanges of a layer take", "s"),
-    "busiest_cost": ("the busiest port carries, in copies inside a node,", ".1f"),
-    "rows_sent": ("rows that travel, of all to other devices,", "%"),
-    "moe_s": ("MoE layers take, per step,", "s"),
-    "balance": ("busiest device over the mean, all fitted loads together,", ".4f"),
-    "window_balance": ("split of the last fitted steps on the start, busiest device over the mean,", ".4f"),
-    "step_balance": ("busiest device over the mean, mean over the fitted steps,", ".4f"),
-    "hops_kept": ("hops kept", "%"),
-    "hop_cost": ("a transition costs, in hops inside a node,", ".3f"),
-    "affinity_kept": ("pairs of a token's experts kept on one device", "%"),
-    "affinity_cost": ("a pair of a token's experts is apart, in hops inside a node,", ".3f"),
-    "expected_affinity_kept": ("pairs of a token's experts kept on one device, counting replicas,", "%"),
-    "expected_affinity_cost": ("a pair is apart, counting replicas, in hops inside a node,", ".3f"),
-    "expected_hops_kept": ("hops kept, as expected with replicas,", "%"),
-    "expected_hop_cost": ("a transition costs, as expected with replicas, in hops inside a node,", ".3f"),
-}
 
 
 def solve_report(plan: Plan, path: Path, console: Console, *, verbose: bool = False) -> None:
@@ -54,9 +34,10 @@ def solve_report(plan: Plan, path: Path, console: Console, *, verbose: bool = Fa
 def _next_step(plan: Plan, path: Path) -> str:
     """The command that carries a plan out; for a plan that does not pay, what else to try."""
     strategies, verdict = _strategies(plan), plan.verdict
-    carry_out = f"moeplan apply {path}{''.join(one.apply_flags(plan) for one in strategies)}"
+    flags = [one.apply_flags(plan) for one in strategies]
+    carry_out = f"moeplan apply {path}{''.join(filter(None, flags))}"
     if verdict is None or verdict.value == "benefit":
-        if all(one.to_apply(plan) for one in strategies):
+        if None not in flags:
             return carry_out
     elif verdict.gain.low is None and verdict.gain.value > 0:  # one step: `apply` leaves it to the user
         return f"record more, or {carry_out}"
@@ -129,8 +110,9 @@ def _solved(plan: Plan) -> Iterator[str]:
         others = len(plan.options.get("placement", {}).get("mixture") or ()) - 1
         mixed = f" of the first, and {others} trace{'s' * (others > 1)} more" if others > 0 else ""
         yield f"trace     {source.path}  {source.num_tokens:,} tokens{mixed}; {split}"
+    words = {name: row for one in decided_by(plan) for name, row in one.objectives.items()}
     for name, outcome in plan.outcome.items():
-        yield f"{name}: {outcome.wall_s:.1f} s, {outcome.status}: {_objective(outcome)}"
+        yield f"{name}: {outcome.wall_s:.1f} s, {outcome.status}: {_objective(outcome, words)}"
         if outcome.compiled_s >= 0.1:
             yield f"compiled for {outcome.compiled_s:.1f} s before that"
 
@@ -142,13 +124,11 @@ def _members(part: Part, unit: str) -> str:
     return f"{part.num_samples:,}"
 
 
-def _objective(outcome: Outcome) -> str:
-    """The objective's value on the fitted samples, its bound and its kind."""
+def _objective(outcome: Outcome, objectives: Mapping[str, tuple[str, str]]) -> str:
+    """The objective's value on the fitted samples, its bound and its kind; without words it goes by its name."""
     name = outcome.objective.name
-    words, form = OBJECTIVES.get(name, (name, ".3f"))
-    if name.startswith("step_balance_p"):
-        quantile = name.removeprefix("step_balance_p")
-        words, form = f"busiest device over the mean, {quantile} % of the fitted steps within,", ".4f"
+    stem = name.rstrip("0123456789.")
+    words, form = objectives.get(stem, (name, ".3f"))
     timed = TimeUnit.up_to(max(outcome.objective.value, outcome.bound or 0.0)) if form == "s" else None
 
     def shown(number: float) -> str:
@@ -156,7 +136,7 @@ def _objective(outcome: Outcome) -> str:
             return percent(number, 1)
         return f"{timed.text(number)} {timed.name}" if timed else f"{number:{form}}"
 
-    reached = f"{words} {shown(outcome.objective.value)}"
+    reached = f"{words.replace('{}', name.removeprefix(stem))} {shown(outcome.objective.value)}"
     if outcome.bound is None or outcome.gap is None:
         return f"{reached} (no bound)"
     limit = "at most" if outcome.objective.sense == "max" else "at least"

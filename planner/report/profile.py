@@ -14,9 +14,9 @@ from ...profilers.predictor import ANY_BYTES, predicted
 from ...profilers.presets import PRESETS, load_preset
 from ...profilers.profile import Profile
 from ...profilers.series import Series, series_key
-from ..figures import percent
+from ..figures import TimeUnit, percent
 
-LEGEND = "off, worst: median and largest error of the fit on sizes that it had not seen"
+LEGEND = "error: median and worst of the fit, on sizes that it had not seen"
 
 
 def profile_report(profile: Profile, path: Path, console: Console) -> None:
@@ -31,7 +31,9 @@ def profile_report(profile: Profile, path: Path, console: Console) -> None:
     for kind, link in profile.cluster.links.items():
         source = profile.link_origins[kind] + 1
         origin = f", from [{source}]" if len(profile.origins) > 1 else ""
-        console.print(f"link      {kind}: {_three(1e-9 / link.s_per_byte)} GB/s, {time_text(link.latency_s)}{origin}")
+        console.print(
+            f"link      {kind}: {_three(1e-9 / link.s_per_byte)} GB/s, {TimeUnit.worded(link.latency_s)}{origin}"
+        )
     for text in _uneven(profile):
         console.print(f"uneven    {text}")
     if not profile.complete:
@@ -101,7 +103,7 @@ def _noticed(origin: Origin) -> Iterator[tuple[str, str]]:
     if origin.topology is not None:
         yield "topology", str(origin.topology)
         if not origin.topology.agrees:
-            yield "", "which is NOT what the hosts say: the links inside and between nodes are told by host"
+            yield "", "measured topology contradicts the hosts; links are classed by host"
     if origin.left_out:
         yield "left out", f"{origin.left_out} sizes for which the time was too short; --full measures all"
     if origin.noise is not None:
@@ -109,7 +111,7 @@ def _noticed(origin: Origin) -> Iterator[tuple[str, str]]:
 
 
 def _uneven(profile: Profile) -> Iterator[str]:
-    """Ratio of uneven exchanges to even ones whose ports pass as much as the busiest, where both were measured."""
+    """Time of uneven over even exchanges with the same load on the busiest port."""
     for one in profile.series.values():
         even = profile.series.get(series_key("all_to_all", one.dtype, one.ranks, one.link))
         if one.case != "uneven_all_to_all" or one.ranks < 2 or even is None or even.fit is None:
@@ -128,7 +130,7 @@ def _uneven(profile: Profile) -> Iterator[str]:
 def _series_table(profile: Profile) -> Table:
     """A line a series: times, peak rate, chosen model, its error on held-out sizes."""
     table, several = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style=""), len(profile.origins) > 1
-    for header in (*(["from"] * several), "series", "a call", "peak", "model", "off, worst"):
+    for header in (*(["from"] * several), "series", "a call", "peak", "model", "error"):
         table.add_column(header, justify="left" if header in ("from", "series", "model") else "right", no_wrap=True)
     for key, one in profile.series.items():
         missing = profile.origins[one.origin].missing.get(key, 0)
@@ -166,14 +168,6 @@ def _fitted(series: Series, missing: int) -> tuple[str, str]:
         return kind, "not measured"
     held_out = fit.held_out.get(fit.model.kind)
     return kind, f"{percent(held_out.median_error)}, {percent(held_out.worst_error)}" if held_out else "untried"
-
-
-def time_text(seconds: float) -> str:
-    """Three digits: 12.5 us, 1.33 ms, 2 s."""
-    for unit, per_s in (("s", 1.0), ("ms", 1e3)):
-        if seconds * per_s >= 0.9995:
-            return f"{_three(seconds * per_s)} {unit}"
-    return f"{_three(seconds * 1e6)} us"
 
 
 def _three(value: float) -> str:

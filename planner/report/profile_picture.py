@@ -23,8 +23,7 @@ from ...profilers.profile import Profile
 from ...profilers.series import Series
 from ...solvers.arrays import Floats
 from ..document import Section, drawn, write_page
-from ..figures import percent
-from .profile import time_text
+from ..figures import TimeUnit, percent
 
 CURVE_POINTS = 160
 BLUE, BAND, RED = "#1f77b4", "rgba(31, 119, 180, 0.18)", "#d62728"
@@ -192,7 +191,7 @@ def _plot(along: Slice, words: list[str], width: int) -> Iterable[str]:
         for row, column in zip(_places(y, times, ROWS), across, strict=True):
             rows[ROWS - 1 - row][column] = sign
     yield from textwrap.wrap("  ".join(words), width)
-    labels = {0: time_text(times.max()), ROWS - 1: time_text(times.min())}
+    labels = {0: TimeUnit.worded(times.max()), ROWS - 1: TimeUnit.worded(times.min())}
     for number, line in enumerate(map("".join, rows)):
         yield f"{labels.get(number, ''):>{LABEL}} |{line.rstrip()}"
     first, last = f"{along.curve_at[0]:,.0f}", f"{along.curve_at[-1]:,.0f}"

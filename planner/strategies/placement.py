@@ -8,7 +8,7 @@ Legend: B steps; L MoE layers; E experts; D devices.
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -41,6 +41,7 @@ class PlacementStrategy(Strategy):
     """A strategy that places experts by counts of the fitted units."""
 
     decides = "placement"
+    objectives: ClassVar = {"balance": ("busiest device over the mean, all fitted loads together,", ".4f")}
 
     def titled(self, params: Params) -> str:
         """The strategy by name, with its replicas."""
@@ -96,7 +97,7 @@ class Contiguous(PlacementStrategy):
     dispatch_models = ("standard", "coherent")
 
     def variants(self, task: Task) -> Sequence[Params]:
-        """None, as this placement runs today."""
+        """Nothing to try: this is today's placement."""
         return ()
 
     def solve(self, task: Task) -> Solution:

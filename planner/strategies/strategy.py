@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
 
 from ...runtime.decisions import Decision, DispatchModel, Record, SidecarFile
@@ -19,7 +20,7 @@ from ..params import Params, flags_of, option_of
 if TYPE_CHECKING:
     from ..certify.certificate import Certificate
     from ..certify.recounted import Recounted
-    from ..solve import Made
+    from ..solve import Solved
     from ..task import Task
 
 
@@ -60,6 +61,7 @@ class Strategy:
     decides: ClassVar[str] = ""  #: Key of its decision in a plan; empty: it chooses among other strategies
     #: What certify leaves unchecked of its plans without an evaluation
     unjudged: ClassVar[str] = "decisions, objective and bound: the plan has no evaluation to recompute"
+    unchecked: ClassVar[str] = ""  #: What certify leaves unchecked of its choice among other strategies
     #: Dispatch models it makes sense under, the default first
     dispatch_models: ClassVar[tuple[DispatchModel, ...]] = ("standard",)
     beside: ClassVar[frozenset[str]] = frozenset()  #: Decisions that its base (`--on`) may hold
@@ -73,6 +75,9 @@ class Strategy:
     moves_samples: ClassVar[bool] = False  #: Samples may be re-homed, and are counted one by one
     uses: ClassVar[frozenset[str]] = frozenset({"decode", "prefill", "training"})  #: What it can serve
     by_loads: ClassVar[bool] = False  #: The loads of experts are enough, as a trace in count form has them
+    timeline: ClassVar[ModuleType | None] = None  #: Draws a layer of its plans over time
+    #: Words and format of each objective's figure: "s" seconds, "%" a share; a number that ends a name goes in at {}
+    objectives: ClassVar[Mapping[str, tuple[str, str]]] = {}
 
     def deciding(self, decisions: Collection[str]) -> "Strategy":
         """The strategy as it decides one of these kinds, where it can decide several."""
@@ -99,17 +104,22 @@ class Strategy:
         """Decide by the fitted part of a task; UsageError and InputError say what it asks for, or lacks."""
         raise NotImplementedError
 
-    def make(self, task: "Task") -> "Made":
+    def make(self, task: "Task") -> "Solved":
         """The plan of a task with its sidecars, judged."""
         from ..solve import decide, judge
 
         return judge(decide(task))
 
-    def variants(self, task: "Task") -> Sequence[Params]:
-        """The parameters that auto tries for a task."""
+    @property
+    def usual(self) -> Params:
+        """Its parameters where nothing is asked for."""
         from .registry import STRATEGIES
 
-        return (STRATEGIES[self.name].params(),)
+        return STRATEGIES[self.name].params()
+
+    def variants(self, task: "Task") -> Sequence[Params]:
+        """The parameters that auto tries for a task."""
+        return (self.usual,)
 
     def apart(self, task: "Task") -> str:
         """Why auto leaves it out although it may serve the task; empty where there is nothing to say."""
@@ -131,11 +141,11 @@ class Strategy:
         return decided <= self.beside and self.decides not in decided and plan.dispatch_model != "coherent"
 
     def bound(self, journey: Journey) -> Journey | None:
-        """Journey that no decision of the strategy, added to another journey, is faster than; None: not known."""
+        """Lower bound: a journey at least as fast as any decision of this strategy gives; None: not known."""
         return None
 
     def own(self, task: "Task", plan: Plan, journey: Journey) -> Journey:
-        """Journey of the plan for this solve; netmoe asks for bounds of the fitted steps."""
+        """Journey to judge the plan on; a strategy may add bounds."""
         return journey
 
     def rivals(self, task: "Task", plan: Plan, journey: Journey) -> Sequence[Contender]:
@@ -157,12 +167,8 @@ class Strategy:
         """The solution with figures that are known only after evaluation."""
         return solution
 
-    def to_apply(self, plan: Plan) -> bool:
-        """Check whether a plan that pays is better applied than another one kept."""
-        return True
-
-    def apply_flags(self, plan: Plan) -> str:
-        """Flags of `moeplan apply` that carry the plan out as was asked for."""
+    def apply_flags(self, plan: Plan) -> str | None:
+        """Flags of `moeplan apply` that carry the plan out as was asked for; None: the plan in force is better kept."""
         return ""
 
     def answer(self, plan: Plan) -> str:

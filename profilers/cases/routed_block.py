@@ -49,8 +49,9 @@ class Block:
 
 
 class RoutedBlock(Alone):
-    """Gather, experts one after another, weighting and scatter; the work is the 3 T M H multiply-adds of the busiest.
+    """Gather, local experts as the runtime runs them (`routed.weighted_experts`), gate weighting and scatter.
 
+    Work: 3 T M H multiply-adds of the busiest rank.
     Experts have the popularities of `routing`, so that ranks and experts have unequal numbers of tokens.
     """
 

@@ -11,7 +11,7 @@ from moeplan.planner.certify import Certificate, certify
 from moeplan.planner.compare import Comparison, compare
 from moeplan.planner.report.compare import as_dict
 from moeplan.planner.request import Request, cluster_for
-from moeplan.planner.solve import Made, make
+from moeplan.planner.solve import Solved, make
 from moeplan.runtime.plan import Plan
 from moeplan.solvers.exflow import strategy
 from tests.golden.cases import COMPARES, SOLVES, TRACES
@@ -27,7 +27,7 @@ class Workshop:
     """The working directory that cases are made in; paths are relative, so that no record says where it was."""
 
     def __init__(self) -> None:
-        self._made: dict[str, Made] = {}
+        self._made: dict[str, Solved] = {}
         self._records: dict[str, Record] = {}
 
     @classmethod
@@ -64,7 +64,7 @@ class Workshop:
         profile = _profile(SOLVES[case]) if made.plan.inputs.profile else None
         return certify(made.plan, trace_of(SOLVES[case]["trace"]), profile, folder=".")
 
-    def _plan(self, case: str) -> Made:
+    def _plan(self, case: str) -> Solved:
         if case not in self._made:
             self._made[case] = make(self._request(**SOLVES[case]))
             self._made[case].save(f"{case}.json")
@@ -96,7 +96,7 @@ class Workshop:
         }
 
 
-def _of_plan(made: Made) -> Record:
+def _of_plan(made: Solved) -> Record:
     """The sections of a plan."""
     plan = made.plan.model_dump(mode="json")
     for outcome in plan["outcome"].values():

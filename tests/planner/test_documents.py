@@ -3,6 +3,7 @@
 import ast
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import plotly.graph_objects as go
@@ -15,11 +16,13 @@ import moeplan.planner
 from moeplan.errors import InputError, StorageError
 from moeplan.planner.document import GAP, Column, Table, drawn, write_page
 from moeplan.planner.evaluate.metrics import METRICS
-from moeplan.planner.evaluate.step_size import StepSize
 from moeplan.planner.figures import TimeUnit, change_text, megabytes
-from moeplan.planner.report.answer import answer, by_size, gain_words, scaled_up
+from moeplan.planner.options import AutoOptions, EvaluationOptions, SecondsOptions, Tried
+from moeplan.planner.report.answer import answer, by_size, carried, doubts, gain_words, scaled_up, split_words
 from moeplan.planner.report.plan import show_report
-from moeplan.runtime.plan import Contender, Metric, Part, SizedGain, Verdict
+from moeplan.planner.strategies.auto.sections import remarks
+from moeplan.runtime.exports import ENGINES
+from moeplan.runtime.plan import Contender, Evaluation, Metric, Part, SizedGain, Verdict
 from tests.planner.makers import edited, planned, screen
 
 COLUMNS = st.lists(st.integers(1, 12), min_size=2, max_size=12).map(
@@ -49,7 +52,7 @@ def part(metric: str, ours: float, theirs: float) -> Part:
         Contender(name=name, dispatch_model="standard", metrics={metric: Metric(value=figure)})
         for name, figure in (("plan", ours), ("contiguous", theirs))
     )
-    return Part(num_samples=9, num_tokens=90, num_steps=3, dropped_samples=0, contenders=contenders)
+    return Part(num_samples=9, num_tokens=90, num_steps=3, dropped_samples=0, tokens_per_step=30, contenders=contenders)
 
 
 @pytest.mark.parametrize(
@@ -65,8 +68,15 @@ def part(metric: str, ours: float, theirs: float) -> Part:
 def test_a_gain_is_told_in_percent_of_today_and_in_its_unit(
     metric: str, ours: float, theirs: float, low: float | None, high: float | None, words: str
 ) -> None:
-    gain = Metric(value=theirs - ours, low=low, high=high)
-    verdict = Verdict(value="none", metric=metric, against="contiguous/standard", gain=gain, at_least=0.0)
+    ends = {name: end and end / theirs for name, end in (("low", low), ("high", high))}
+    verdict = Verdict(
+        value="none",
+        metric=metric,
+        against="contiguous/standard",
+        at_least=0.0,
+        gain=Metric(value=theirs - ours, low=low, high=high),
+        share=Metric(value=1 - ours / theirs, **ends),
+    )
     told = "{} ({} today; {})".format(*words.split("|"))
     assert gain_words(verdict, part(metric, ours, theirs)) == told
 
@@ -83,8 +93,8 @@ def test_changes_are_told_to_a_tenth_of_a_percent() -> None:
 
 def test_a_part_that_holds_a_step_is_not_scaled_up() -> None:
     there = part("balance", 1.0, 2.0)
-    assert [bool(scaled_up(StepSize("tokens", there.num_tokens + more), there)) for more in (-1, 0, 1)] == [0, 0, 1]
-    assert [bool(scaled_up(StepSize("samples", there.num_samples + more), there)) for more in (-1, 0, 1)] == [0, 0, 1]
+    sized = [there.model_copy(update={"tokens_per_step": there.num_tokens + more}) for more in (-1, 0, 1)]
+    assert [*map(bool, map(scaled_up, sized))] == [False, False, True]
 
 
 def test_memory_of_replicas_is_that_of_the_device_with_most_slots_above_its_share(make_trace: Any) -> None:
@@ -173,13 +183,7 @@ def test_it_pays_from_a_size_on_only_where_the_gain_is_sure() -> None:
     def words(*sizes: SizedGain, at_least: float = 0.0) -> str:
         gain = Metric(value=1.0, low=0.5, high=2.0)
         verdict = Verdict(value="benefit", metric="step_s", against="x", gain=gain, at_least=at_least, sizes=sizes)
-        judging = Part(
-            num_samples=9,
-            num_tokens=500,
-            num_steps=1,
-            dropped_samples=0,
-            contenders=part("balance", 1.0, 2.0).contenders,
-        )
+        judging = part("balance", 1.0, 2.0).model_copy(update={"num_tokens": 500})
         return " ".join(by_size(verdict, judging))
 
     rising = sized(64, 0.0, -0.2), sized(256, 0.3, 0.2)
@@ -200,3 +204,99 @@ def test_it_pays_from_a_size_on_only_where_the_gain_is_sure() -> None:
         "-30.0 % at 64 (too few steps), -30.0 % at 1,024 (-90.0 to -20.0 %, scaled up); certain from 1,024 on"
     )
     assert words(sized(64, 0.3, 0.2)) == ""
+
+
+def tried(share: float, *parts: str, inner: float | None = None, **fields: Any) -> Tried:
+    """A candidate of auto that gains so much, of parts whose strategies are their names."""
+    kinds = {"eplb": "placement", "pipemoe": "pipeline"}
+    usual: dict[str, Any] = {
+        "decisions": tuple(kinds.get(part, "sample_policy") for part in parts),
+        "dispatch_model": "standard",
+        "has_interval": True,
+        "gain": share,
+        "listed": True,
+        "engines": (),
+        "metrics": {},
+        "today": {},
+    }
+    low = share if inner is None else inner
+    return Tried(parts=parts, inner=low, share=Metric(value=share), **usual | fields)
+
+
+def auto_plan(*candidates: Tried, engine: str | None = None, **fields: Any) -> Any:
+    """A plan of auto that chose the first of these candidates."""
+    options = AutoOptions(engine=engine, metric="balance", tried=candidates, refused={})
+    judged = EvaluationOptions(unit="sample", phases=(), use="prefill", home="ordinal", step="recorded")
+    return SimpleNamespace(
+        options={one.key: one.model_dump(mode="json") for one in (options, judged)},
+        decisions=SimpleNamespace(names=candidates[0].decisions, wire=None),
+        verdict=SimpleNamespace(share=candidates[0].share),
+        **fields,
+    )
+
+
+def test_an_engine_that_carries_a_part_of_a_plan_has_the_gain_of_that_part() -> None:
+    whole, part = tried(0.58, "eplb", "pipemoe"), tried(0.368, "pipemoe", engines=("tutel",))
+    why = "it does not carry out the plan's placement"
+    assert carried(auto_plan(whole, part), ENGINES["tutel"]) == f"with tutel: -36.8 %, not -58.0 %: {why}"
+    alone = f"tutel will not reach -58.0 %: {why}; moeplan solve --engine tutel plans for it"
+    assert carried(auto_plan(whole), ENGINES["tutel"]) == alone
+    assert carried(auto_plan(part, whole), ENGINES["tutel"]) == ""
+
+
+def test_an_exact_split_is_told_beside_the_even_one() -> None:
+    judging = part("balance", 1.05, 2.0)
+    even = Contender(name="plan, even", dispatch_model="standard", metrics={"balance": Metric(value=1.2)})
+    both = judging.model_copy(update={"contenders": (*judging.contenders, even)})
+    figures = "1.05 where steps are split exactly, 1.20 where not, on 3"
+
+    def words(fit: Part, held_out: Part | None) -> str:
+        plan: Any = SimpleNamespace(evaluation=Evaluation(fit=fit, held_out=held_out))
+        return split_words(plan)
+
+    assert words(judging, both) == f"{figures} unseen steps"
+    assert words(both, None) == f"{figures} fitted steps"
+    assert words(both, judging) == ""
+
+
+def test_a_candidate_that_gains_more_here_is_left_out_for_what_it_gained_where_all_were_compared() -> None:
+    others = tried(0.35, "pipemoe", inner=0.305), tried(0.4, "netmoe", inner=0.2), tried(0.2, "luffy")
+    plan = auto_plan(tried(0.3, "eplb"), *others, engine="sglang", model=None)
+    assert [*remarks(plan, part("balance", 1.0, 2.0))] == [
+        "not worth it: pipemoe, -35.0 % here, but -30.5 % at least where candidates were compared (plan -30.0 %):"
+        " within 1 % of the plan, which needs less",
+        "not worth it: netmoe, -40.0 % here, but -20.0 % at least where candidates were compared (plan -30.0 %): less"
+        " than the plan",
+    ]
+
+
+def doubted(metric: str, dispatch_model: str, missing: dict[str, str]) -> str:
+    """The doubts of a plan whose step is known, judged on a metric."""
+    judging = part("step_s", 0.02, 0.03)
+    ours, theirs = (
+        one.model_copy(update={"metrics": {**one.metrics, metric: one.metrics["step_s"]}}) for one in judging.contenders
+    )
+    ours = ours.model_copy(update={"dispatch_model": dispatch_model})
+    seconds = SecondsOptions(sources={}, missing=missing, extrapolated={}, other_dtype=())
+    options = auto_plan(tried(0.3, "eplb")).options | {"seconds": seconds.model_dump(mode="json")}
+    plan: Any = SimpleNamespace(
+        verdict=Verdict(value="none", metric=metric, against=theirs.label, at_least=0.0, gain=Metric(value=0.01)),
+        evaluation=None,
+        inputs=SimpleNamespace(profile=None),
+        decisions=SimpleNamespace(wire=None, sample_policy=None),
+        cluster=SimpleNamespace(num_devices=4),
+        options=options,
+    )
+    return " ".join(doubts(plan, judging.model_copy(update={"contenders": (ours, theirs)})))
+
+
+def test_a_verdict_on_less_than_the_step_that_is_known_says_why() -> None:
+    words = f"judged by {METRICS['experts_s'].noun}: the two steps do not time the same passes"
+    assert doubted("experts_s", "standard", {}) == words
+    assert doubted("step_s", "standard", {}) == ""
+
+
+def test_attention_that_is_not_timed_is_a_doubt_where_tokens_do_not_return_home() -> None:
+    missing = {"attention": "no profile"}
+    words = "attention is not timed; its time differs when tokens do not return home"
+    assert [doubted("step_s", model, missing) for model in ("coherent", "standard")] == [words, ""]

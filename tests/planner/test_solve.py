@@ -11,7 +11,9 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.description import describe
 from moeplan.profilers.profile import save
 from moeplan.runtime.plan import load
-from tests.planner.makers import planned
+from moeplan.runtime.plan import save as save_plan
+from moeplan.solvers.outcome import Status
+from tests.planner.makers import edited, made, planned
 
 NAN = float("nan")
 
@@ -40,6 +42,14 @@ def test_a_base_without_links_takes_those_of_the_profile_and_one_with_links_keep
     assert cluster_for(None, None, given, on=tmp_path / "bare.json") == fast.cluster
     with pytest.raises(UsageError, match="whose links are its own"):
         cluster_for(None, None, given, on=tmp_path / "linked.json")
+
+
+def test_a_plan_on_one_that_ctrl_c_ended_is_not_interrupted_itself(make_trace: Any, tmp_path: Path) -> None:
+    trace, path = make_trace(), tmp_path / "base.json"
+    save_plan(edited(planned(trace, "eplb", "2x2"), "outcome/placement/status", "interrupted"), path)
+    solved = made(trace, "netmoe", "2x2", on=path)
+    assert solved.plan.outcome["placement"].status is Status.INTERRUPTED
+    assert not solved.interrupted
 
 
 def test_the_same_seed_gives_the_same_plan_and_another_seed_another_split(make_trace: Any) -> None:

@@ -1,6 +1,5 @@
-"""The size of a step as it is asked for, as it is usual, and as plans keep it, those of older versions too."""
+"""The size of a step as it is asked for, as it is usual, and as plans keep it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ from moeplan.errors import InputError, UsageError
 from moeplan.planner.certify import certify
 from moeplan.planner.compare import compare
 from moeplan.planner.evaluate.step_size import StepSize
-from moeplan.planner.options import EvaluationOptions
-from moeplan.runtime.plan import load
 from moeplan.traces.schema import PHASES
 from tests.planner.makers import assert_refused, counted, edited, planned, rewritten, said
 
@@ -29,7 +26,7 @@ def phased(trace: Any, folder: Path, *phases: str) -> Any:
 def kept(plan: Any) -> dict[str, Any]:
     """What a plan keeps of its steps."""
     names = ("use", "samples_per_step", "tokens_per_step", "concurrency", "as_prompts", "step")
-    return {name: value for name in names if (value := plan.options["evaluation"].get(name)) is not None}
+    return {name: value for name in names if (value := plan.options["evaluation"].get(name))}
 
 
 @pytest.mark.parametrize(
@@ -92,6 +89,13 @@ def test_a_part_of_less_than_a_step_says_that_it_is_scaled_up(make_trace: Any) -
     scaled, whole = (planned(make_trace(samples=40), "eplb", samples_per_step=number) for number in (100, 5))
     assert "a step is scaled up from the" in said(scaled)
     assert "a step is scaled up" not in said(whole)
+
+
+def test_counts_without_a_size_are_taken_for_prefill_which_is_said(make_trace: Any, tmp_path: Path) -> None:
+    counts = counted(make_trace(samples=40), tmp_path / "counts")
+    words = "assuming prefill (counts carry no phase). Decode: --tokens-per-step <concurrent sequences>."
+    assert words in said(planned(counts, "eplb", samples_per_step=None))
+    assert "assuming prefill" not in said(planned(counts, "eplb", tokens_per_step=64))
 
 
 def test_recorded_steps_are_used_whatever_size_is_given(make_trace: Any, tmp_path: Path) -> None:
@@ -166,28 +170,3 @@ def test_a_comparison_takes_steps_of_the_first_plan_and_decode_never_by_whole_sa
     assert compare([lanes, tmp_path / "moving.json"], trace.path).size == StepSize("tokens", 4096 * DEVICES)
     with pytest.raises(UsageError, match="--concurrency with a sample policy"):
         compare([tmp_path / "moving.json"], trace.path, size=StepSize("sequences", 9))
-
-
-@pytest.mark.parametrize("columns", [("sample",), ("sample", "step")])
-def test_older_plans_load_show_compare_and_certify(make_trace: Any, tmp_path: Path, columns: Any) -> None:
-    trace, path = make_trace(samples=80, columns=columns), tmp_path / "older.json"
-    planned(trace, "eplb", samples_per_step=4, to=path)
-    value = json.loads(path.read_text())
-    for name in ("use", "tokens_per_step", "concurrency"):
-        del value["options"]["evaluation"][name]
-    value["options"]["evaluation"]["samples_per_step"] = 4  # beside recorded steps, too
-    for name in ("share", "sizes"):
-        del value["verdict"][name]
-    for part in value["evaluation"].values():
-        del part["tokens_per_step"]
-    path.write_text(json.dumps(value))
-    plan = load(path)
-    recorded = "step" in columns
-    assert EvaluationOptions.of(plan).size == (None if recorded else StepSize("samples", 4))
-    assert ("recorded steps of" if recorded else "4 samples per step (") in " ".join(said(plan).split())
-    assert (
-        certify(plan, trace.path).unchecked == certify(planned(trace, "eplb", samples_per_step=4), trace.path).unchecked
-    )
-    judged = compare([path], trace.path).compared[0]
-    assert judged.claimed is not None
-    assert judged.claimed.model_dump() == pytest.approx(judged.verdict.gain.model_dump())

@@ -1,6 +1,5 @@
 """Screen and page of an auto plan: all candidates in one currency, gains of each part, and parts that do not pay."""
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -15,7 +14,6 @@ from ...evaluate.metrics import ATTENTION, BALANCE, COMBINE, COPIES, DISPATCH, E
 from ...evaluate.price import IDEAL, STEP
 from ...figures import OF_IDEAL, TimeUnit, change_text, find, value
 from ...options import AutoOptions, EvaluationOptions, Tried
-from .search import near
 
 PARTS = {
     "gathering K and V takes": (KV,),
@@ -24,7 +22,6 @@ PARTS = {
     "experts take": (EXPERTS,),
 }
 MOST_ROWS = 10
-NUMBER = re.compile(r"\d+")
 ENDED = {Status.TIME_LIMIT: "time limit", Status.INTERRUPTED: "interrupted"}
 
 
@@ -42,7 +39,7 @@ def table(plan: Plan, part: Part) -> Table:
     """The candidates beside today, the fastest first; of many the slowest are left out, and numbers of replicas."""
     options = AutoOptions.of(plan)
     today, best = options.tried[0].today, options.tried[0]
-    shown = sorted(_different(options), key=lambda one: -one.share.value)[: MOST_ROWS - 2]
+    shown = sorted(options.listed, key=lambda one: -one.share.value)[: MOST_ROWS - 2]
     rows = [
         Row(one.name + (" (plan)" if one is best else ""), 1 - one.share.value, _whole(one), one.metrics)
         for one in (best, *shown)
@@ -72,7 +69,7 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
         yield f"{ENDED[options.status]}: the best found until then; what was not tried, or not judged, is left out"
     yield from _added(options, plan, part)
     yield from _carried(options, plan.model, training=EvaluationOptions.of(plan).use == "training")
-    for one in _different(options):
+    for one in options.listed:
         if len(one.parts) == 1 and one.parts[0] not in best.parts and (reason := _why(one, options)):
             yield f"not worth it: {one.name}, {reason}"
     alike = dict[str, list[str]]()
@@ -107,21 +104,21 @@ def _carried(options: AutoOptions, model: ModelSpec, *, training: bool) -> Itera
         if best.share.value >= MATTERS:
             yield f"{' and '.join(runs)} can run it, too: moeplan apply PLAN --engine NAME -o DIR"
         return
-    for one in sorted((best, *_different(options)), key=lambda one: -one.inner):
+    for one in sorted((best, *options.listed), key=lambda one: -one.inner):
         if (engines := tuple(name for name in one.engines if name in able)) and one.inner >= MATTERS:
             carried.setdefault(engines, one)
     listed = "; ".join(
         f"{', '.join(engines)}: {one.name}, {change_text(one.share.value)}" for engines, one in carried.items()
     )
     lacking = "".join(f"; not {name}: {why}" for name, one in able.items() if (why := unserved(one, model)))
-    can = f"; what engines can (--engine NAME): {listed}" if listed else ""
-    yield f"moeplan.runtime carries it out{can}{lacking}"
+    can = f"; best plan per engine (--engine NAME): {listed}" if listed else ""
+    yield f"runs in moeplan.runtime{can}{lacking}"
 
 
 def _why(one: Tried, options: AutoOptions) -> str:
-    """Why a candidate is not worth it, where its row in the table does not say it: it is slower, or hardly faster."""
+    """Reason to leave a part out; empty where its table row shows it."""
     best, change = options.tried[0], change_text(one.share.value)
-    if not one.shown:
+    if not one.has_interval:
         return f"{change}, which a single step does not show: give fewer tokens per step, or record more"
     if one.share.value > best.share.value:  # here, not where they were compared
         less = "within 1 % of the plan, which needs less" if one.inner > best.inner else "less than the plan"
@@ -137,21 +134,6 @@ def _why(one: Tried, options: AutoOptions) -> str:
     if grown[name] > 0 and options.metric == STEP:
         return f"{change}: {name} {TimeUnit.worded(grown[name])} more"
     return change
-
-
-def _different(options: AutoOptions) -> list[Tried]:
-    """The candidates beside the chosen one; of those that differ in a number alone, as of replicas, the one that would
-    be chosen: the least number within 1 % of the best.
-    """
-    alike = dict[str, list[Tried]]()
-    for one in options.tried:
-        alike.setdefault(NUMBER.sub("", one.name), []).append(one)
-    others = list[Tried]()
-    for rows in alike.values():
-        if options.tried[0] not in rows:
-            about = near(rows, lambda one: one.inner)
-            others.append(min(about, key=lambda one: [*map(int, NUMBER.findall(one.name))]))
-    return others
 
 
 def _whole(one: Tried) -> bool:

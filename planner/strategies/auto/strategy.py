@@ -12,6 +12,7 @@ from ....errors import CertificationError, UsageError
 from ....runtime.decisions import SamplePolicyDecision
 from ....runtime.exports import ENGINES, unserved
 from ....runtime.plan import Metric, Plan
+from ....solvers.outcome import Status
 from ...certify.certificate import Certificate
 from ...evaluate.evaluate import MATTERS
 from ...figures import percent
@@ -20,11 +21,11 @@ from ...params import Params
 from ...task import Task
 from ..strategy import Again, Strategy
 from . import AutoParams
-from .search import Search, engines_of, named, near, tried
+from .search import Search, engines_of, named, record, within_1_percent
 from .sections import remarks, table
 
 if TYPE_CHECKING:
-    from ...solve import Decided, Made
+    from ...solve import Decided, Solved
 
 
 class Auto(Strategy):
@@ -32,6 +33,7 @@ class Auto(Strategy):
 
     name = "auto"
     dispatch_models = ("standard", "coherent", "migrating")
+    unchecked = "what other candidates of auto give"
     remarks = staticmethod(remarks)
     table = staticmethod(table)
 
@@ -51,23 +53,25 @@ class Auto(Strategy):
             others = [name for name, one in ENGINES.items() if not unserved(one, task.model)]
             raise UsageError(f"--engine {engine}: {why}; expected one of {', '.join(others)}")
 
-    def make(self, task: Task) -> "Made":
+    def make(self, task: Task) -> "Solved":
         """The best plan for a task; errors as in `Search.run`."""
-        from ...solve import Made, decide, judge
+        from ...solve import Solved, decide, judge
 
         search = Search(task, AutoParams.of(task.params), time.perf_counter())
         search.run()
         best = search.ranked()[0]
-        task.say(f"solving {named(best.parts)} on all fitted samples")
+        task.say(f"solving {named(best.components)} on all fitted samples")
         decided: Decided | None = None
-        for part in best.parts:
-            decided = decide(search.task_of(part, decided, inner=False, search_s=search.last_search_s))
+        for component in best.components:
+            decided = decide(search.task_of(component, decided, inner=False, search_s=search.last_search_s))
         assert decided is not None
-        made = judge(decided)
-        ours, today = _figures(made.plan)
-        chosen = tried(best, made.plan, _share(made.plan, search.metric), ours, today)
-        options = {**made.plan.options, self.name: search.options(chosen).model_dump(mode="json")}
-        return Made(Plan.model_validate(made.plan.model_copy(update={"options": options}).model_dump()), made.sidecars)
+        plan = judge(decided).plan
+        ours, today = _figures(plan)
+        options = search.options(record(best, plan, _share(plan, search.metric), ours, today))
+        every = {**plan.options, self.name: options.model_dump(mode="json")}
+        plan = Plan.model_validate(plan.model_copy(update={"options": every}).model_dump())
+        ended = {options.status, *(outcome.status for outcome in plan.outcome.values())}
+        return Solved(plan, decided.sidecars, Status.INTERRUPTED in ended)
 
     def recheck(self, plan: Plan, again: Again | None, certificate: Certificate) -> None:
         """Recheck that the chosen candidate is the plan, with its figures, and was the best of those compared."""
@@ -92,15 +96,15 @@ class Auto(Strategy):
             for name in own:
                 same(f"options.auto: {name} of {what}", claimed[name], own[name])
         same("options.auto: share of chosen", chosen.share, _share(plan, options.metric))
-        alike = [one for one in options.tried if _moves(one) == _moves(chosen) or None in (one.gain, chosen.gain)]
+        alike = [one for one in options.tried if _moves(one) == _moves(chosen)]
         others = [one for one in options.tried if one not in alike]
-        if any(one.shown >= chosen.shown and one.inner - chosen.inner >= MATTERS for one in alike) or (
+        if any(one.has_interval >= chosen.has_interval and one.inner - chosen.inner >= MATTERS for one in alike) or (
             others and _loses(chosen, others)
         ):
             raise CertificationError(f"options.auto: another one gained {percent(MATTERS)} more than {chosen.name}")
         certificate.checked("the chosen candidate of auto")
 
-    def apply_flags(self, plan: Plan) -> str:
+    def apply_flags(self, plan: Plan) -> str | None:
         """Flags of the engine that was asked for."""
         engine = AutoOptions.of(plan).engine
         return f" --engine {engine} -o {engine}" if engine else ""
@@ -113,8 +117,8 @@ def _moves(one: Tried) -> bool:
 
 def _loses(chosen: Tried, others: Sequence[Tried]) -> bool:
     """Check whether all that are about the best of others, whose intervals are of another kind, gain more."""
-    about = near(others, lambda one: one.inner)
-    return all(one.shown >= chosen.shown and (one.gain or 0) - (chosen.gain or 0) >= MATTERS for one in about)
+    about = within_1_percent(others, lambda one: one.inner)
+    return all(one.has_interval >= chosen.has_interval and one.gain - chosen.gain >= MATTERS for one in about)
 
 
 def _figures(plan: Plan) -> tuple[dict[str, float], dict[str, float]]:

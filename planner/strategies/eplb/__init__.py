@@ -8,6 +8,9 @@ from ....errors import UsageError
 from ....profilers.cluster import Cluster
 from ...params import HOW, WHOLE, PlacementParams, flag, short_number
 
+DEAD = "A rank without experts; may repeat."
+PIN = "Keep an expert on a device in all layers; may repeat."
+
 
 def _pins(texts: Sequence[str]) -> tuple[tuple[int, int], ...]:
     """Experts and devices of `EXPERT@DEVICE` each."""
@@ -38,10 +41,8 @@ class EplbParams(PlacementParams):
 
     method: Literal["auto", "refined", "published"] = flag("auto", HOW)
     groups: Literal["split", "whole"] = flag("split", WHOLE)
-    dead: tuple[int, ...] = flag((), "A rank without experts; may repeat.", metavar="RANK", parse=_ranks, repeats=True)
-    pins: tuple[tuple[int, int], ...] = flag(
-        (), "Held there in all layers; may repeat.", name="pin", metavar="EXPERT@DEVICE", parse=_pins, repeats=True
-    )
+    dead: tuple[int, ...] = flag((), DEAD, metavar="RANK", parse=_ranks, repeats=True, kind=int)
+    pins: tuple[tuple[int, int], ...] = flag((), PIN, name="pin", metavar="EXPERT@DEVICE", parse=_pins, repeats=True)
     replica_rule: Literal["even", "nearest", "quota", "lp"] = flag(
         "even",
         "Rule by which tokens choose replicas; nearest: every node holds every expert, no token leaves its node; lp"
@@ -49,7 +50,7 @@ class EplbParams(PlacementParams):
     )
     quantile: float | None = flag(
         None,
-        "Make this quantile of the steps' balance least, not its mean.",
+        "Minimise this quantile of the steps' balance instead of its mean.",
         above=0,
         at_most=1,
         expected="above 0 and at most 1 (the worst step)",

@@ -6,6 +6,7 @@ Legend: B steps; L MoE layers; E experts; D devices.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -35,7 +36,7 @@ from .choice import BY_STEPS, choose, left_out, loads_by, solved, tried_by
 from .sections import remarks, sections
 
 # Options of a plan that are its own.
-OWN = ("groups", "dead", "pins", "quantile", "raw", "choice", "redundancy", "swaps", "mixture")
+OWN = ("groups", "dead", "pins", "quantile", "choice", "redundancy", "mixture")
 MOST_EXTRA = 4  # slots per device beyond the fewest
 TIMES: tuple[TimedMetric, ...] = (STEP, EXPERTS)
 Way = tuple[By, Choice | None]  # how a task is placed, and the choice where it was one
@@ -46,6 +47,11 @@ class Eplb(PlacementStrategy):
 
     name = "eplb"
     by_loads = True
+    objectives: ClassVar = {
+        **PlacementStrategy.objectives,
+        "step_balance": ("busiest device over the mean, mean over the fitted steps,", ".4f"),
+        "step_balance_p": ("busiest device over the mean, {} % of the fitted steps within,", ".4f"),
+    }
     remarks = staticmethod(remarks)
     sections = staticmethod(sections)
 
@@ -54,9 +60,7 @@ class Eplb(PlacementStrategy):
         return load_metric(scene.costs)
 
     def variants(self, task: Task) -> Sequence[Params]:
-        """One slot per expert, and every number of replicas; on several nodes with every expert on each, too; and for
-        the exact split where an engine is asked for that carries it out.
-        """
+        """Parameters to try: each number of replicas, under every replica rule that cluster and engine allow."""
         even, near, exact = (EplbParams(replica_rule=rule) for rule in ("even", "nearest", "lp"))
         engine = ENGINES.get(getattr(task.params, "engine", None) or "")
         splits = engine is not None and family_of(engine.splits, task.model, None)
@@ -150,8 +154,6 @@ class Eplb(PlacementStrategy):
         by = _check_choice(options, certificate)
         if options.redundancy is not None:
             _check_redundancy(plan, placement, options.redundancy, options.dead, certificate)
-        if options.raw or options.swaps:
-            certificate.unchecked.append("EPLB unrepaired, and plans of a phase judged on another")
         if options.dead or options.pins or options.groups == "whole":
             certificate.checked("dead devices, pins and whole groups")
         if "placement" not in plan.outcome:
@@ -246,7 +248,7 @@ def _check_choice(options: PlacementOptions, certificate: Certificate) -> By | N
 
 
 def _objectives(plan: Plan, options: PlacementOptions, by: By | None) -> tuple[str, ...]:
-    """The objectives that a plan may have; without a choice refined ones of earlier plans may be either."""
+    """Objectives that a plan may have."""
     if options.quantile is not None:
         return (f"step_balance_p{100 * options.quantile:g}",)
     if by is not None:

@@ -41,7 +41,7 @@ class ExflowParams(PlacementParams):
     )
     max_load: float | None = flag(
         None,
-        "Cap: the busiest device at most so many times the mean, in each layer.",
+        "Most load of a device per layer, as a multiple of the mean.",
         at_least=1,
         at_most=MOST_LOAD,
         expected="1 (all devices alike) or more, of the mean",

@@ -4,7 +4,7 @@ Legend: L MoE layers; E experts; K experts per token; D devices.
 """
 
 from dataclasses import asdict, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,16 @@ class Exflow(PlacementStrategy):
 
     name = "exflow"
     dispatch_models = ("coherent", "standard")
+    objectives: ClassVar = {
+        "hops_kept": ("hops kept", "%"),
+        "hop_cost": ("a transition costs, in hops inside a node,", ".3f"),
+        "affinity_kept": ("pairs of a token's experts kept on one device", "%"),
+        "affinity_cost": ("a pair of a token's experts is apart, in hops inside a node,", ".3f"),
+        "expected_affinity_kept": ("pairs of a token's experts kept on one device, counting replicas,", "%"),
+        "expected_affinity_cost": ("a pair is apart, counting replicas, in hops inside a node,", ".3f"),
+        "expected_hops_kept": ("hops kept, as expected with replicas,", "%"),
+        "expected_hop_cost": ("a transition costs, as expected with replicas, in hops inside a node,", ".3f"),
+    }
     recheck = staticmethod(recheck)
     remarks = staticmethod(remarks)
     sections = staticmethod(sections)
@@ -122,10 +132,10 @@ class Exflow(PlacementStrategy):
         )
         return replace(solution, options=solution.options.model_copy(update={"replanned": cost}))
 
-    def to_apply(self, plan: Plan) -> bool:
-        """Check whether replacing the plan in force, where there is one, pays."""
+    def apply_flags(self, plan: Plan) -> str | None:
+        """None: replacing the plan in force, where there is one, does not pay."""
         cost = PlacementOptions.of(plan).replanned
-        return cost is None or cost.pays
+        return "" if cost is None or cost.pays else None
 
 
 def _objective(task: Task) -> Literal["hops", "copies"]:

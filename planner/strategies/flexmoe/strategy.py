@@ -6,7 +6,7 @@ Legend: B steps; L MoE layers; E experts; D devices, S slots of each.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from ...options import RebalancingOptions, RuleRecord
 from ...params import Params
 from ...task import Task
 from ..strategy import Solution, Strategy, sidecar
-from . import FlexmoeParams
+from . import FlexmoeParams, timeline
 from .rates import UNTIMED, rates
 from .recheck import recheck
 from .rules import START, rules_of, scheduled, window_balance
@@ -49,6 +49,10 @@ class Flexmoe(Strategy):
     by_time = True
     by_loads = True
     uses = frozenset({"training"})
+    objectives: ClassVar = {
+        "window_balance": ("split of the last fitted steps on the start, busiest device over the mean,", ".4f")
+    }
+    timeline: ClassVar = timeline
     recheck = staticmethod(recheck)
     remarks = staticmethod(remarks)
     sections = staticmethod(sections)

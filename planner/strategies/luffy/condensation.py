@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from ....errors import UsageError
 from ....files import sha256_file
@@ -17,7 +18,7 @@ from ....solvers.outcome import Objective, Outcome
 from ....traces.embeddings import Embeddings
 from ...evaluate.journey import Journey, journey_of, today
 from ...options import CondensationOptions, CondensedPart, WayRecord
-from ...solve import Made, decide
+from ...solve import Solved, decide
 from ...task import Task
 from ..strategy import Solution, Strategy
 from . import LuffyParams
@@ -40,6 +41,7 @@ class Condensation(Strategy):
     beside = frozenset({"placement", "pipeline", "sample_policy"})  # the last to be refused by figures
     unjudged = "rows and errors of condensation, which solve alone counts"
     uses = frozenset({"prefill", "training"})
+    objectives: ClassVar = {"rows_sent": ("rows that travel, of all to other devices,", "%")}
     answer = staticmethod(answer)
     sections = staticmethod(sections)
 
@@ -47,10 +49,10 @@ class Condensation(Strategy):
         """Refuse flags of what is not decided."""
         LuffyParams.of(task.params).refuse_mixed()
 
-    def make(self, task: Task) -> Made:
+    def make(self, task: Task) -> Solved:
         """The plan; what is known of it stands in its options, and no verdict calls it a benefit."""
         decided = decide(task)
-        return Made(decided.plan, decided.sidecars)
+        return Solved(decided.plan, decided.sidecars)
 
     def solve(self, task: Task) -> Solution:
         """Choose how near rows must be, and recount what that saves beside its rivals.

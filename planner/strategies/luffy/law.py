@@ -13,12 +13,11 @@ def law_for(task: Task) -> Law:
     """
     params, costs, samples = LuffyParams.of(task.params), task.scene.costs, task.scene.samples
     assert samples is not None
-    links = task.request.cluster.links
-    if costs is None or costs.attention is None or costs.exchange is None or not links:
+    if costs is None or costs.attention is None or costs.exchange is None or not task.request.cluster.links:
         missing = {"attention": "there is no profile"} if costs is None else costs.missing
-        why = missing.get("dispatch", "no links are known; give --link intra=GBps:us, and inter=GBps:us between nodes")
-        if "attention" in missing:
-            why = f"{missing['attention']}; give --profile with both (moeplan profile, or --preset)"
+        unlinked = "no links are known; give --link intra=GBps:us, and inter=GBps:us between nodes"
+        why = missing.get("attention") or missing.get("dispatch", unlinked)
+        why += "; give --profile with both (moeplan profile, or --preset)" * (task.request.profile is None)
         raise UsageError(
             f"--strategy luffy weighs attention against exchanges, but {why}; or --strategy netmoe, which weighs"
             " exchanges alone"

@@ -6,6 +6,7 @@ Legend: I samples; L MoE layers.
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from ....runtime.decisions import DispatchModel
 from ....runtime.plan import Plan
@@ -29,6 +30,7 @@ class Luffy(Netmoe):
     """Samples are re-homed at every layer, by their attention, this layer's routing and a prediction of the next."""
 
     name = "luffy"
+    objectives: ClassVar = {"layer_s": ("attention and exchanges of a layer take", "s")}
     recheck = staticmethod(recheck)
     remarks = staticmethod(remarks)
     sections = staticmethod(sections)

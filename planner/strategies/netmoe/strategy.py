@@ -6,6 +6,7 @@ Legend: I samples; L MoE layers; D devices.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from ....runtime.decisions import DispatchModel, SamplePolicyDecision
 from ....runtime.migrating.predictor import Predictor
@@ -44,6 +45,11 @@ class Netmoe(Strategy):
     uses = frozenset({"prefill", "training"})
     pays_from = PAYS_FROM
     moves_samples = True
+    objectives: ClassVar = {
+        "link_cost": ("a re-homing costs, in copies inside a node,", ",.1f"),
+        "exchange_s": ("the exchanges of a layer take", "s"),
+        "busiest_cost": ("the busiest port carries, in copies inside a node,", ".1f"),
+    }
     recheck = staticmethod(recheck)
     remarks = staticmethod(remarks)
     sections = staticmethod(sections)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import ClassVar
 
 from ....errors import InputError, UsageError
 from ....runtime.decisions import DispatchModel, PipelineDecision
@@ -9,7 +10,6 @@ from ....runtime.plan import Plan
 from ....solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ....solvers.pipemoe import TUTEL_MAX_DEGREE
 from ...evaluate.chunks import Cuts, Pipeline, capacity
-from ...evaluate.costs import with_remedy
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.price import STEP
 from ...evaluate.scene import BACKWARD, Passes, Scene
@@ -17,7 +17,7 @@ from ...evaluate.tally import Tally
 from ...options import MAX_SECONDS, PipelineOptions
 from ...task import Task
 from ..strategy import Solution, Strategy
-from . import PipemoeParams
+from . import PipemoeParams, timeline
 from .degrees import BASELINES, DegreeTable, stages_of, tabulated, unequal
 from .recheck import recheck
 from .sections import remarks, sections
@@ -32,6 +32,8 @@ class Pipemoe(Strategy):
     by_steps = True
     shifts_load = False
     uses = frozenset({"prefill", "training"})
+    objectives: ClassVar = {"moe_s": ("MoE layers take, per step,", "s")}
+    timeline: ClassVar = timeline
     recheck = staticmethod(recheck)
     remarks = staticmethod(remarks)
     sections = staticmethod(sections)
@@ -92,7 +94,7 @@ def _check_costs(task: Task) -> None:
         )
     curves = {"dispatch": costs.exchange, "experts": costs.experts}
     lacking = [part for part, curve in curves.items() if curve is None]
-    if none := [f"none of {part}: {with_remedy(costs.missing[part])}" for part in lacking]:
+    if none := [f"none of {part}: {costs.missing[part]}" for part in lacking]:
         raise InputError(
             f"{task.request.profile}: pipemoe needs the seconds of dispatch and experts; there are"
             f" {'; and '.join(none)}"

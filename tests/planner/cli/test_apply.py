@@ -132,6 +132,9 @@ def test_a_plan_becomes_an_engine_s_files_and_they_are_sound(moeplan: Any, home:
     asked = ("--hf-config", "config.json", "--ep-size", 4, "--redundant", 4)
     said = moeplan("validate", "out", "--engine", "tensorrt-llm", *asked, cwd=home).stdout
     assert said == "out is sound for tensorrt-llm: 3 MoE layers\n"
+    wrong = moeplan("validate", "out", "--engine", "tensorrt-llm", *asked[:2], "--ep-size", 5, cwd=home, code=3)
+    assert wrong.stdout.splitlines()[0] == "is --ep-size 5 meant? without it the file is sound"
+    assert len(wrong.stdout.splitlines()) == 2
     bad = moeplan("validate", "config.json", "--engine", "sglang", *asked, "--json", cwd=home, code=3)
     assert len(json.loads(bad.stdout)["findings"]) == 1
     assert bad.stderr.count("\n") == 1

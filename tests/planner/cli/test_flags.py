@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from moeplan.errors import UsageError
 from moeplan.planner.cli.commands import COMMANDS, PanelCommand, group
-from moeplan.planner.cli.flags import Dispatch, ReplicaRule
+from moeplan.planner.cli.flags import ReplicaRule
 from moeplan.planner.cli.solve import solve
 from moeplan.planner.cli.trace import COMMANDS as TRACE_COMMANDS
 from moeplan.planner.compare import Comparison
 from moeplan.planner.evaluate.step_size import StepSize
 from moeplan.planner.params import Flag, choices, flags_of, option_of
-from moeplan.planner.request import Phase, Request
+from moeplan.planner.request import Dispatch, Phase, Request
 from moeplan.planner.strategies.registry import STRATEGIES, strategy
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.decisions import DISPATCH_MODELS

@@ -21,7 +21,7 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.fits.fit import Prediction
 from moeplan.runtime.decisions import DispatchModel
 from moeplan.runtime.plan import Contender as Row
-from moeplan.runtime.plan import Evaluation, Part, Verdict
+from moeplan.runtime.plan import Evaluation, Part
 from moeplan.solvers.placement import Placement
 from moeplan.traces.model import Attention
 from tests.builders import model
@@ -205,7 +205,7 @@ def test_steps_compare_where_both_are_timed_and_of_the_same_passes() -> None:
 def evaluated(**values: float) -> Evaluated:
     """A plan of so many bytes, or seconds, beside 100, each surely known."""
     row = Row(name="plan", dispatch_model="migrating", metrics={})
-    nobody = Part(num_samples=1, num_tokens=1, num_steps=1, dropped_samples=0, contenders=(row,))
+    nobody = Part(num_samples=1, num_tokens=1, num_steps=1, dropped_samples=0, tokens_per_step=1, contenders=(row,))
     whole = values | ({"attention_s": 1.0} if "step_s" in values else {})
     plan, base = (
         Figures({name: {"": np.full((1, 9), value)} for name, value in of.items()})
@@ -235,10 +235,3 @@ def test_a_gain_pays_from_one_percent_of_today_on_and_above_a_share_that_seconds
     ):
         judged = verdict(evaluated(inter_bytes=ours, **seconds), "inter_bytes", at_least=at_least)
         assert (judged.value, judged.at_least, judged.metric) == expected
-
-
-def test_a_verdict_of_an_older_plan_pays_from_any_gain_on() -> None:
-    assert (
-        Verdict.model_validate({"value": "benefit", "metric": "x", "against": "y", "gain": {"value": 1.0}}).at_least
-        == 0
-    )

@@ -156,7 +156,11 @@ def test_a_step_judges_with_and_without_attention_but_not_without_experts(
     ours, theirs = (judged(plan)[label] for label in (f"plan/{dispatch}", "contiguous/standard"))
     assert plan.verdict.gain.value == pytest.approx(theirs[metric] - ours[metric])
     needed = {"attention": "attention", "experts": "expert_ffn"}
-    missing = {part: f"the profile has no {case}" for part, case in needed.items() if case not in cases}
+    missing = {
+        part: f"the profile has no {case}; join it with one that has, by moeplan profile --merge"
+        for part, case in needed.items()
+        if case not in cases
+    }
     assert plan.options["seconds"]["missing"] == missing
     parts = [ours[name] for name in ("dispatch_s", "kv_s", "experts_s", "combine_s", "attention_s") if name in ours]
     assert ("step_s" in ours) == ("experts" not in missing)

@@ -24,7 +24,7 @@ from moeplan.planner.options import AutoOptions
 from moeplan.planner.report.plan import solve_report
 from moeplan.planner.solve import Decided, decide, plan_and_today, task_for
 from moeplan.planner.strategies.auto import AutoParams, search, sections
-from moeplan.planner.strategies.auto.search import Candidate, Part, Parts, Search
+from moeplan.planner.strategies.auto.search import Candidate, Component, Components, Search
 from moeplan.planner.strategies.exflow.strategy import Exflow
 from moeplan.planner.strategies.luffy.strategy import Luffy
 from moeplan.planner.strategies.registry import STRATEGIES, strategy
@@ -195,6 +195,15 @@ def test_every_candidate_is_judged_on_what_judges_the_plan(plan: Any) -> None:
         assert one.share.value == pytest.approx(1 - one.metrics["step_s"] / one.today["step_s"])
 
 
+def test_the_table_has_a_row_for_what_differs_in_numbers_of_replicas_alone(plan: Any) -> None:
+    options = auto_of(plan)
+    kinds, shown = (
+        [re.sub(r"\d+", "N", one.name) for one in rows] for rows in (options.tried, [options.tried[0], *options.listed])
+    )
+    assert len(shown) == len({*shown}) < len(kinds)
+    assert {*shown} == {*kinds} >= {"eplb", "eplb, N replicas", "eplb, N nearest"}
+
+
 def test_the_same_request_gives_the_same_plan_and_table(trace: Trace, profile: Path, plan: Any) -> None:
     again = planned(trace, "auto", profile=profile)
     assert again.plan_sha256 == plan.plan_sha256
@@ -218,15 +227,15 @@ def test_few_slots_and_parts_are_preferred_to_gains_that_do_not_matter(plan: Any
     chosen, *others = auto_of(plan).tried
     assert "sample_policy" not in chosen.decisions
     others = [one for one in others if "sample_policy" not in one.decisions]
-    assert all(one.inner - chosen.inner < MATTERS for one in others if one.shown >= chosen.shown)
+    assert all(one.inner - chosen.inner < MATTERS for one in others if one.has_interval >= chosen.has_interval)
     smaller = [one for one in others if chosen.inner - one.inner < 0 and len(one.parts) < len(chosen.parts)]
     assert not smaller
 
 
-def searched(trace: Trace, shares: dict[Parts, Metric], **asked: Any) -> Search:
+def searched(trace: Trace, shares: dict[Components, Metric], **asked: Any) -> Search:
     """A search that has compared these candidates, without slots, on the inner split."""
 
-    def decided(parts: Parts) -> Any:
+    def decided(parts: Components) -> Any:
         task = SimpleNamespace(moves_samples=any(one.strategy.moves_samples for one in parts))
         return SimpleNamespace(plan=SimpleNamespace(placement=None), task=task)
 
@@ -235,35 +244,35 @@ def searched(trace: Trace, shares: dict[Parts, Metric], **asked: Any) -> Search:
     return found
 
 
-def part(name: str, **params: Any) -> Part:
+def part(name: str, **params: Any) -> Component:
     """A part under its strategy's first dispatch model."""
     chosen = strategy(name)
-    return Part(chosen, chosen.dispatch_models[0], STRATEGIES[name].params(**params))
+    return Component(chosen, chosen.dispatch_models[0], STRATEGIES[name].params(**params))
 
 
 def test_ends_of_unlike_intervals_rank_nothing(trace: Trace) -> None:
     """Two whole steps of samples that move say little and look sure; a step drawn from blocks has a wide interval."""
     drawn, moving = (part("eplb", redundant=8), part("pipemoe")), (part("eplb"), part("netmoe"))
-    gains: dict[Parts, Metric] = {
+    gains: dict[Components, Metric] = {
         drawn: Metric(value=0.58, low=0.3909, high=0.71),
         moving: Metric(value=0.41, low=0.3934, high=0.44),
     }
-    assert [one.parts for one in searched(trace, gains).ranked()] == [drawn, moving]
-    bold: Parts = (part("eplb", redundant=16), part("pipemoe"))  # gains more, and less for sure: of the same kind
+    assert [one.components for one in searched(trace, gains).ranked()] == [drawn, moving]
+    bold: Components = (part("eplb", redundant=16), part("pipemoe"))  # gains more, and less for sure: of the same kind
     gains[bold] = Metric(value=0.62, low=0.35, high=0.8)
-    assert [one.parts for one in searched(trace, gains).ranked()] == [drawn, bold, moving]
+    assert [one.components for one in searched(trace, gains).ranked()] == [drawn, bold, moving]
 
 
 def test_a_part_is_added_below_one_that_nothing_stands_on(trace: Trace) -> None:
     eplb, pipemoe, netmoe = map(part, ("eplb", "pipemoe", "netmoe"))
-    gains: dict[Parts, float] = {(eplb, netmoe): 0.4, (eplb,): 0.3, (netmoe,): 0.2, (pipemoe,): 0.1}
+    gains: dict[Components, float] = {(eplb, netmoe): 0.4, (eplb,): 0.3, (netmoe,): 0.2, (pipemoe,): 0.1}
     shares = {parts: Metric(value=gain, low=gain, high=gain) for parts, gain in gains.items()}
     assert (eplb, pipemoe, netmoe) in [*searched(trace, shares).grown()]
 
 
 def test_numbers_of_replicas_take_one_place_among_the_best_and_stand_in_for_each_other(trace: Trace) -> None:
     numbers, pipemoe, netmoe = [part("eplb", redundant=4 * n) for n in range(4)], part("pipemoe"), part("netmoe")
-    gains: dict[Parts, float] = {(pipemoe,): 0.3, (netmoe,): 0.2}
+    gains: dict[Components, float] = {(pipemoe,): 0.3, (netmoe,): 0.2}
     gains |= {(one,): 0.4 + 0.001 * n for n, one in enumerate(numbers)}
     gains[numbers[0], pipemoe] = 0.5
     shares = {parts: Metric(value=gain, low=gain, high=gain) for parts, gain in gains.items()}
@@ -274,11 +283,11 @@ def test_numbers_of_replicas_take_one_place_among_the_best_and_stand_in_for_each
 
 def test_of_numbers_of_replicas_the_one_that_gains_most_for_sure_stands_for_all(trace: Trace) -> None:
     bold, sure = part("eplb", redundant=4), part("eplb", redundant=8)
-    shares: dict[Parts, Metric] = {
+    shares: dict[Components, Metric] = {
         (bold,): Metric(value=0.5, low=0.2, high=0.8),
         (sure,): Metric(value=0.4, low=0.3, high=0.5),
     }
-    assert [one.parts for one in searched(trace, shares).kinds()] == [(sure,)]
+    assert [one.components for one in searched(trace, shares).kinds()] == [(sure,)]
 
 
 def test_what_cannot_gain_is_refused_unsolved_and_still_tried_where_it_may(
@@ -636,7 +645,7 @@ def test_a_plan_certifies_and_says_that_other_candidates_are_not_checked(
 
 def gaining_where_samples_move(tried: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """All whose samples move show that they gain far more, by the gain itself."""
-    return [one | {"gain": 0.99, "shown": True} if "sample_policy" in one["decisions"] else one for one in tried]
+    return [one | {"gain": 0.99, "has_interval": True} if "sample_policy" in one["decisions"] else one for one in tried]
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_without_attention_or_links_it_is_netmoe(counts: Any, profile: Path, mak
     for settings, mend in (
         ({"cluster": "2x2"}, "give --profile with both"),
         ({"cluster": "2x2", "links": LINKS}, "give --profile with both"),
-        ({"profile": make_profile("2x2", cases=("all_to_all",))}, "give --profile with both"),
+        ({"profile": make_profile("2x2", cases=("all_to_all",))}, "no attention; join it with one that has"),
         ({"cluster": "2x2", "profile": make_profile("2x2", cases=("attention",))}, "give --link intra=GBps:us"),
     ):
         with pytest.raises(UsageError, match=rf"but .*{mend}.*; or --strategy netmoe, which weighs exchanges alone"):

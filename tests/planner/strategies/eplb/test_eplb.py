@@ -8,7 +8,6 @@ import pytest
 
 from moeplan.errors import InputError, UsageError
 from moeplan.planner.certify import certify
-from moeplan.planner.options import PlacementOptions
 from tests.planner import makers
 from tests.planner.makers import (
     assert_refused,
@@ -135,13 +134,6 @@ def test_counts_have_no_phases_and_one_block_is_not_split_in_two_and_a_quantile_
     ):
         with pytest.raises((InputError, UsageError), match=words):
             on_counts(trace, **changes)
-
-
-def test_figures_that_earlier_plans_hold_are_read_over_and_told(tmp_path: Path) -> None:
-    trace, _ = tallied(tmp_path / "t")
-    plan = edited(planned(trace, "eplb"), "options.placement.raw", {"balance": 1.1})
-    assert "EPLB unrepaired, and plans of a phase judged on another" in certify(plan, trace.path).unchecked
-    assert "raw" not in PlacementOptions.of(edited(plan, "options.placement.swaps", [])).model_dump()
 
 
 def test_on_a_real_training_run_balancing_steps_pays_on_steps_it_has_not_seen(real_data: Path, tmp_path: Path) -> None:
