@@ -212,7 +212,7 @@ def validated(kind: "type[Kind]", value: Any, *, source: str, what: str) -> "Kin
         reason = _problem(error, what)
         raise InputError(f"{source}: {reason}") from error
     except MoeplanError as error:
-        raise InputError(f"{source}: {_bounded(str(error))}") from error
+        raise InputError(f"{source}: {bounded(str(error))}") from error
 
 
 def check_kind(value: Any, *, source: str, what: str) -> None:
@@ -311,12 +311,12 @@ def _problem(error: "ValidationError", what: str) -> str:
     version = next((problem for problem in problems if problem["loc"] == ("schema_version",)), None)
     if version is not None:
         expected = version.get("ctx", {}).get("expected", "one")
-        return f"{what} of schema version {_bounded(repr(version['input']))}; this moeplan reads {expected}"
+        return f"{what} of schema version {bounded(repr(version['input']))}; this moeplan reads {expected}"
     where = ".".join(map(str, deepest["loc"])) or "value"
-    return f"not {what}: {_bounded(where, 80)}: {_bounded(deepest['msg'])} ({len(problems)} problems)"
+    return f"not {what}: {bounded(where, 80)}: {bounded(deepest['msg'])} ({len(problems)} problems)"
 
 
-def _bounded(text: str, most: int = MAX_REASON) -> str:
+def bounded(text: str, most: int = MAX_REASON) -> str:
     """`text` as one line of bounded length."""
     line = printable(" ".join(text[: 2 * most].split()))
     return line if len(line) <= most else f"{line[:most]}..."

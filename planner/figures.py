@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..errors import InputError
+from ..files import bounded
 from ..runtime.plan import Contender, Metric, Part
 from .document import Column, Table
 from .evaluate.metrics import METRICS, MetricSpec
@@ -22,14 +23,14 @@ def find(part: Part, label: str) -> Contender:
     """The contender of that label."""
     labelled = {contender.label: contender for contender in part.contenders}
     if label not in labelled:
-        raise InputError(f"the plan's evaluation lacks {label}; re-run moeplan solve")
+        raise InputError(f"the plan's evaluation lacks {bounded(label, 80)}; re-run moeplan solve")
     return labelled[label]
 
 
 def value(contender: Contender, metric: str) -> float:
     """A figure that every evaluation has."""
     if metric not in contender.metrics:
-        raise InputError(f"the plan's evaluation of {contender.name} lacks {metric}; re-run moeplan solve")
+        raise InputError(f"the plan's evaluation of {bounded(contender.name, 80)} lacks {metric}; re-run moeplan solve")
     return contender.metrics[metric].value
 
 

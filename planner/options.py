@@ -343,6 +343,12 @@ class AutoOptions(Options):
     refused: Mapping[str, str]  #: Why parts could not be tried, by name
     status: Ended = Status.FEASIBLE  #: Whether all was tried, or the best was kept at the time limit or at Ctrl-C
 
+    @model_validator(mode="after")
+    def _compared(self) -> Self:
+        if any(self.metric not in figures for one in self.tried for figures in (one.metrics, one.today)):
+            raise ValueError(f"a candidate lacks {self.metric}, by which all are compared")
+        return self
+
     @property
     def listed(self) -> list[Tried]:
         """The candidates that the table shows beside the chosen one."""

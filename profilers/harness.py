@@ -100,6 +100,59 @@ class _Job:
         return self.case.work(self.size, self.place.ranks)
 
 
+@dataclass(slots=True)
+class _Call:
+    """A call at the size of a job, on inputs of its own."""
+
+    job: _Job
+    inputs: Any
+    output: Any = None
+
+    @classmethod
+    def of(cls, job: _Job) -> "_Call":
+        """A call that has been made once, and whose answer was right, else RankError."""
+        call = cls(job, job.case.prepare(job.size, job.place.dtype, job.world))
+        call()
+        call.check()
+        return call
+
+    def __call__(self) -> None:
+        self.output = self.job.case.run(self.inputs)
+
+    def check(self) -> None:
+        """Refuse a wrong answer of the last call by a RankError."""
+        job = self.job
+        if wrong := job.case.check(self.inputs, self.output, job.world):
+            at = ", ".join(f"{name} {value}" for name, value in job.size.items())
+            raise RankError(f"{job.case.name} at {at} gave a wrong answer: {wrong}; its figures would mean nothing")
+
+
+class Interleaved:
+    """The sizes of a request, timed one call each between other work: load that comes and goes hits both alike."""
+
+    def __init__(self, world: World, request: Request) -> None:
+        self._world, self._clock = world, clock_for(world.device)
+        self._timed = [(_Call.of(job), list[float]()) for job in _jobs(request, world, None)]
+
+    def once(self) -> None:
+        """Time one call of each size, the slowest rank's."""
+        for call, samples_s in self._timed:
+            samples_s += sample(self._clock, call, 0.0)
+
+    def reports(self) -> Iterator[Start | Step]:
+        """What rank 0 reports of all calls together."""
+        reference, count = _reference(self._world), len(self._timed)
+        yield Start(
+            Environment.of(self._world.device, self._world.hosts),
+            self._world.hosts,
+            {call.job.place: call.job.work for call, _ in self._timed},
+        )
+        for index, (call, samples_s) in enumerate(self._timed):
+            call.check()
+            measurement = Measurement.of(call.job.size, call.job.work, samples_s)
+            yield Step(call.job.place, measurement, _least_s(self._clock, reference), index + 1, count, 0.0)
+
+
 def terms(world: World, request: Request) -> Terms:
     """Terms that the ranks of a launched world must agree on, by name."""
     from importlib.metadata import version
@@ -132,7 +185,7 @@ def measure_cases(world: World, request: Request) -> None:
     missing = [job for job in grid if job.place not in done]
     clock, reference, start = clock_for(world.device), _reference(world), time.perf_counter()
     for index, job in enumerate(missing):
-        reference_s = min(clock.time(reference) for _ in range(REFERENCE_CALLS))
+        reference_s = _least_s(clock, reference)
         reference_s, elapsed_s = slowest([reference_s, time.perf_counter() - start])
         if elapsed_s > _total_s(request):
             break
@@ -191,24 +244,14 @@ def _total_s(request: Request) -> float:
 
 
 def _samples(job: _Job, clock: Clock, budget_s: float) -> list[float]:
-    inputs = job.case.prepare(job.size, job.place.dtype, job.world)
-    output: Any = None
-
-    def call() -> None:
-        nonlocal output
-        output = job.case.run(inputs)
-
-    call()
-    _check(job, inputs, output)
+    call = _Call.of(job)
     samples = sample(clock, call, budget_s)
-    _check(job, inputs, output)
+    call.check()
     return samples
 
 
-def _check(job: _Job, inputs: Any, output: Any) -> None:
-    if wrong := job.case.check(inputs, output, job.world):
-        at = ", ".join(f"{name} {value}" for name, value in job.size.items())
-        raise RankError(f"{job.case.name} at {at} gave a wrong answer: {wrong}; its figures would mean nothing")
+def _least_s(clock: Clock, reference: Callable[[], Any]) -> float:
+    return min(clock.time(reference) for _ in range(REFERENCE_CALLS))
 
 
 def _reference(world: World) -> Callable[[], Any]:

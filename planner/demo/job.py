@@ -6,6 +6,7 @@ Legend: B a rank's samples; I samples; S positions; V vocabulary; L MoE layers; 
 R repeats.
 """
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -24,9 +25,9 @@ from ...profilers import harness, profile
 from ...profilers.cases.routed_block import RoutedBlock
 from ...profilers.cases.routed_exchange import RoutedExchange, ways
 from ...profilers.cluster import Cluster
-from ...profilers.harness import Place, Start, Step
+from ...profilers.harness import Interleaved, Start, Step
 from ...profilers.log import Log
-from ...profilers.measurement import Measurement, Size
+from ...profilers.measurement import Size
 from ...profilers.profile import Profile
 from ...profilers.world import World, run_world
 from ...profilers.world.local_ranks import interrupts_blocked
@@ -55,8 +56,7 @@ CHUNKS = 2  # of every layer in the plan of a pipeline
 SEARCH_S = 1.0
 TIMEOUT_S = 120.0
 RUN_SAMPLES = 64  # of the text
-ROUNDS = 8  # of timed forwards
-SLOT_S = 0.13  # of measurements before each, from which they are predicted: load that comes and goes hits both alike
+ROUNDS = 6  # of timed forwards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +128,9 @@ class ExchangeOfModel(RoutedExchange):
     """The exchanges of some megabytes of a rank, which keeps more than of even ones only where tokens move on."""
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """From 1 to 8 MiB."""
+        """From 1 to 5 MiB: those of a chunk's busiest device, and of a layer's."""
         _, *chosen = ways(world.size)
-        return [{"bytes": 2**power, **way} for power in (20, 22, 23) for way in chosen]
+        return [{"bytes": number << 20, **way} for number in (1, 2, 5) for way in chosen]
 
 
 PREDICTING = (BlockOfModel(), ExchangeOfModel())
@@ -146,16 +146,23 @@ class Job(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """The trials on one rank, and the reports of what was measured between them, which rank 0 has."""
+    """The trials on one rank, and the reports of what was measured between them."""
 
     shares: list[Share]
     reports: list[Start | Step]
 
 
 def run_demo(folder: Path, *, on_progress: Callable[[str], None] = lambda _: None) -> Demo:
-    """Run both halves in a folder, which is missing or empty, else UsageError."""
+    """Run both halves in a folder, which is missing or empty, else UsageError; it is gone where they do not end."""
     check_target(folder, directory=True)
-    say = partial(_counted, on_progress)
+    try:
+        return _both_halves(folder, partial(_counted, on_progress))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _both_halves(folder: Path, say: Callable[[int, str], None]) -> Demo:
     say(1, "compiling what solves: this is kept")
     compile_solvers()
     with ThreadPoolExecutor(1) as pool:  # most of either half keeps one core busy
@@ -231,7 +238,7 @@ def _run_rank(world: World, job: Job) -> Ran:
     """Run trials on this rank's samples of a text, every D-th, and hold them against its routing in one process."""
     trials, tokens_IS, ids_TLK, rounds = job
     sample_B = torch.arange(world.rank, len(tokens_IS), world.size)
-    tokens_BS, shares, reports = torch.from_numpy(tokens_IS)[sample_B], list[Share](), list[Start | Step]()
+    tokens_BS, shares = torch.from_numpy(tokens_IS)[sample_B], list[Share]()
     with torch.inference_mode():
         expected_BSV = load_embedded()(tokens_BS)
         models = [parallelize(load_embedded(), load_plan(trial.path)) for trial in trials]
@@ -245,34 +252,21 @@ def _run_rank(world: World, job: Job) -> Ran:
             largest = float(difference_BSV.max()) if difference_BSV.numel() else 0.0
             shares.append(Share(largest, misrouted, model.traffic, []))
             world.report(trial.name)
+        beside = Interleaved(world, harness.Request(PREDICTING, "quick"))
         for _ in range(rounds):
             for share, model in zip(shares, models, strict=True):
-                asked = harness.Request(PREDICTING, "quick", _swept(reports), SLOT_S)
-                harness.measure_cases(replace(world, report=reports.append), asked)
+                beside.once()
                 with stopwatch() as laps:
                     model(tokens_BS, sample_B)
                 share.laps.append(laps)
             world.report("round")
-    return Ran(shares, reports)
-
-
-def _swept(reports: Sequence[Start | Step]) -> frozenset[Place]:
-    """The sizes of the sweep that is under way: a round goes on where the one before it ended."""
-    places = [report.place for report in reports if isinstance(report, Step)]
-    size = next((len(report.grid) for report in reports if isinstance(report, Start)), 1)
-    return frozenset(places[len(places) // size * size :])
+        return Ran(shares, [*beside.reports()])
 
 
 def _profile_beside(reports: Sequence[Start | Step]) -> Profile:
-    """The profile of what was measured between forwards, the samples of all rounds together."""
+    """The profile of what was measured between forwards."""
     log = Log(PREDICTING, grid="quick", earlier=None, on_progress=None, on_profile=None)
-    samples_s = dict[Place, list[float]]()
     for report in reports:
-        if isinstance(report, Step):
-            of_place = samples_s.setdefault(report.place, [])
-            of_place += report.measurement.samples_s
-            one = report.measurement
-            report = replace(report, measurement=Measurement.of(one.size, one.work, of_place))
         log.receive(report)
     return log.profile(complete=True)
 

@@ -16,13 +16,11 @@ from moeplan.planner.demo import job
 from moeplan.planner.demo.job import Demo, run_demo
 from moeplan.planner.demo.report import demo_report, exact, interval_words
 from moeplan.planner.evaluate.metrics import COPIES, EXCHANGE, EXPERTS
-from moeplan.profilers.harness import Place, Start, Step
-from moeplan.profilers.measurement import Measurement
 from moeplan.profilers.profile import load
 from moeplan.runtime.plan import Metric
 from moeplan.runtime.plan import load as load_plan
 from moeplan.solvers.precompile import GROUPS
-from tests.builders import environment, known
+from tests.builders import known
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +50,11 @@ def test_ctrl_c_ends_it(tmp_path: Path, monkeypatch: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(job, "compile_solvers", lambda: None)
-    monkeypatch.setattr(job, "_plan_embedded", lambda _: None)
+    monkeypatch.setattr(job, "_plan_embedded", Path.mkdir)
     monkeypatch.setattr(job, "plan_published", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_demo(tmp_path)
-    assert not [*tmp_path.iterdir()]
+        run_demo(tmp_path / "demo")
+    assert not [*tmp_path.iterdir()], "a second demo is refused by what the first left"
 
 
 def test_every_run_gives_the_outputs_and_the_routing_of_a_single_process(demo: Demo) -> None:
@@ -133,6 +131,8 @@ def test_what_a_run_is_predicted_from_was_measured_at_sizes_of_a_grid_and_on_as_
     assert {series.case for series in beside.series.values()} == {"routed_block", "routed_exchange"}
     assert known(beside.environment).num_ranks == job.CLUSTER.num_devices
     assert not set(beside.series) & {"expert_ffn/fp32", "all_to_all/uint8@4/intra"}
+    samples = {len(one.samples_s) for series in beside.series.values() for one in series.measurements}
+    assert samples == {2 * len(demo.runs)}, "one call of each size before each forward"
 
 
 def test_an_interval_wider_than_a_factor_of_three_is_useless_and_others_count_what_lies_within() -> None:
@@ -141,17 +141,6 @@ def test_an_interval_wider_than_a_factor_of_three_is_useless_and_others_count_wh
     assert interval_words([(1.0, narrow), (2.0, wide)]) == "useless: the interval spans a factor of 3.01"
     assert interval_words([(1.0, None)]) == "not predicted"
     assert "useless" in interval_words([(1.0, Metric(value=2.0, low=0.0, high=3.0))])
-
-
-def test_a_round_goes_on_where_the_one_before_it_ended() -> None:
-    places = [Place("gemm", "fp32", 1, None, (("m", number),)) for number in range(3)]
-    start = Start(environment(), ("host",), dict.fromkeys(places, 1))
-    one = Measurement.of({"m": 1}, 1, [1.0])
-    steps = [Step(place, one, 1.0, 1, 3, 0.0) for place in places]
-    assert job._swept([]) == frozenset()
-    assert job._swept([start, *steps[:2]]) == frozenset(places[:2])
-    assert job._swept([start, *steps]) == frozenset()
-    assert job._swept([start, *steps, start, steps[1]]) == {places[1]}
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:

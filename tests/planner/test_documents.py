@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs
+from pydantic import ValidationError
 
 import moeplan.planner
 from moeplan.errors import InputError, StorageError
@@ -216,8 +217,8 @@ def tried(share: float, *parts: str, inner: float | None = None, **fields: Any) 
         "gain": share,
         "listed": True,
         "engines": (),
-        "metrics": {},
-        "today": {},
+        "metrics": {"balance": 1.0},
+        "today": {"balance": 1.0},
     }
     low = share if inner is None else inner
     return Tried(parts=parts, inner=low, share=Metric(value=share), **usual | fields)
@@ -233,6 +234,13 @@ def auto_plan(*candidates: Tried, engine: str | None = None, **fields: Any) -> A
         verdict=SimpleNamespace(share=candidates[0].share),
         **fields,
     )
+
+
+def test_candidates_have_the_figure_that_all_are_compared_by() -> None:
+    lacks: list[dict[str, Any]] = [{"metrics": {}}, {"today": {"step_s": 1.0}}]
+    for lacking in lacks:
+        with pytest.raises(ValidationError, match="a candidate lacks balance, by which all are compared"):
+            auto_plan(tried(0.4, "eplb"), tried(0.2, "pipemoe", **lacking))
 
 
 def test_an_engine_that_carries_a_part_of_a_plan_has_the_gain_of_that_part() -> None:

@@ -246,3 +246,10 @@ def test_where_a_device_is_dead_today_and_experts_in_order_leave_it_out_and_the_
     assert plan.verdict.against == usual
     assert judged(plan)["contiguous/migrating"]["balance"] == pytest.approx(judged(plan)[usual]["balance"])
     assert "verdict" in certify(plan, trace.path, folder=tmp_path).checks
+
+
+@pytest.mark.parametrize(("method", "most"), [("sum", True), ("bottleneck", False)])
+def test_homes_by_seconds_bound_no_bytes(counts: Counts, method: str, most: bool) -> None:
+    words = said(planned(counts(64, uneven=True), "netmoe", "2x2", LINKS, method=method))
+    assert "if it were known" in words
+    assert ("at most" in words.partition("if it were known")[0].rpartition(":")[2]) == most
