@@ -117,7 +117,7 @@ def answer(plan: Plan) -> str:
         return f"{doubt(plan) or 'benefit'}: the plan holds no figures that show it"
     part, options = evaluation.judging, EvaluationOptions.of(plan)
     unit, gain = options.unit, gain_words(verdict, part)
-    number = part.num_steps if unit == "step" else part.num_samples
+    number = part.num_steps if unit == "step" else part.num_samples - part.dropped_samples
     samples = f"on {number:,} {'unseen' if evaluation.held_out else 'fitted'} {unit}{'s' * (number != 1)}"
     if unit != "step":
         samples += f" ({part.num_steps:,} step{'s' * (part.num_steps != 1)})"
@@ -183,7 +183,7 @@ def _turn(verdict: Verdict) -> str:
     sizes = [f"{one.tokens_per_step:,.0f}" for one, there in zip(verdict.sizes, sure, strict=True) if there]
     rising = all(sure[sure.index(True) :])
     where = f"from {sizes[0]} on" if rising else f"at {' and '.join(sizes)}"
-    return f"; certain {where}"
+    return f"; of these certain {where}"
 
 
 def short_of(verdict: Verdict) -> str:

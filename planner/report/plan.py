@@ -17,11 +17,13 @@ from ..evaluate.metrics import METRICS
 from ..evaluate.price import STEP
 from ..figures import TimeUnit, contender_table, percent
 from ..options import EvaluationOptions, SecondsOptions
+from ..strategies.auto.search import engines_of
 from ..strategies.registry import chosen_by, decided_by
 from ..strategies.strategy import Strategy
 from .answer import NOTHING_TO_GAIN, WORSE, answer, doubt, doubts, judged_sections, remarks
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+RUNTIME_ALONE = ", in moeplan.runtime; for an engine: moeplan solve --engine NAME"
 SECONDS = [spec.name for spec in METRICS.values() if spec.unit == "seconds"]
 
 
@@ -38,7 +40,8 @@ def _next_step(plan: Plan, path: Path) -> str:
     carry_out = f"moeplan apply {path}{''.join(filter(None, flags))}"
     if verdict is None or verdict.value == "benefit":
         if None not in flags:
-            return carry_out
+            serves = verdict is not None and EvaluationOptions.of(plan).use != "training"
+            return carry_out + RUNTIME_ALONE * (serves and not engines_of(plan))
     elif verdict.gain.low is None and verdict.gain.value > 0:  # one step: `apply` leaves it to the user
         return f"record more, or {carry_out}"
     if doubt(plan) in (NOTHING_TO_GAIN, WORSE):

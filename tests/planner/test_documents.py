@@ -189,20 +189,20 @@ def test_it_pays_from_a_size_on_only_where_the_gain_is_sure() -> None:
 
     rising = sized(64, 0.0, -0.2), sized(256, 0.3, 0.2)
     assert words(*rising) == (
-        "this plan by tokens per step (95 %): 0 % at 64 (-90.0 to +20.0 %), -30.0 % at 256 (-90.0 to -20.0 %); certain"
-        " from 256 on"
+        "this plan by tokens per step (95 %): 0 % at 64 (-90.0 to +20.0 %), -30.0 % at 256 (-90.0 to -20.0 %); of these"
+        " certain from 256 on"
     )
-    assert words(*rising[::-1]).endswith("; certain at 256")
+    assert words(*rising[::-1]).endswith("; of these certain at 256")
     wider = words(sized(64, 0.3, 0.2), sized(256, 0.4, -0.2))  # as much is gained, on fewer steps
-    assert wider.endswith("-40.0 % at 256 (-90.0 to +20.0 %); certain at 64")
+    assert wider.endswith("-40.0 % at 256 (-90.0 to +20.0 %); of these certain at 64")
     gapped = words(sized(64, 0.3, 0.2), sized(128, 0.3, -0.1), sized(256, 0.3, 0.2))  # says nothing of 128
-    assert gapped.endswith("; certain at 64 and 256")
+    assert gapped.endswith("; of these certain at 64 and 256")
     assert "certain" not in words(sized(64, 0.02, -0.2), sized(256, 0.3, -0.1))  # never sure
     assert "certain" not in words(sized(64, 0.3, 0.2), sized(256, 0.3, 0.1))  # always
     assert "certain" not in words(*rising, at_least=0.25)
-    assert words(sized(64, 0.005, 0.001), rising[1]).endswith("; certain from 256 on")  # 0.5 % does not matter
+    assert words(sized(64, 0.005, 0.001), rising[1]).endswith("; of these certain from 256 on")  # 0.5 % does not matter
     assert words(sized(64, 0.3, None), sized(1024, 0.3, 0.2)).endswith(
-        "-30.0 % at 64 (too few steps), -30.0 % at 1,024 (-90.0 to -20.0 %, scaled up); certain from 1,024 on"
+        "-30.0 % at 64 (too few steps), -30.0 % at 1,024 (-90.0 to -20.0 %, scaled up); of these certain from 1,024 on"
     )
     assert words(sized(64, 0.3, 0.2)) == ""
 
@@ -232,6 +232,7 @@ def auto_plan(*candidates: Tried, engine: str | None = None, **fields: Any) -> A
         options={one.key: one.model_dump(mode="json") for one in (options, judged)},
         decisions=SimpleNamespace(names=candidates[0].decisions, wire=None),
         verdict=SimpleNamespace(share=candidates[0].share),
+        placement=None,
         **fields,
     )
 

@@ -10,6 +10,7 @@ from ....solvers.outcome import Status
 from ....traces.model import ModelSpec
 from ...document import Column, Table
 from ...evaluate.evaluate import MATTERS
+from ...evaluate.journey import contiguous_in
 from ...evaluate.metrics import ATTENTION, BALANCE, COMBINE, COPIES, DISPATCH, EXPERTS, KV, METRICS, TAIL
 from ...evaluate.price import IDEAL, STEP
 from ...figures import OF_IDEAL, TimeUnit, change_text, find, value
@@ -67,8 +68,8 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     best = options.tried[0]
     if options.status is not Status.FEASIBLE:
         yield f"{ENDED[options.status]}: the best found until then; what was not tried, or not judged, is left out"
-    yield from _added(options, plan, part)
     yield from _carried(options, plan.model, training=EvaluationOptions.of(plan).use == "training")
+    yield from _added(options, plan, part)
     for one in options.listed:
         if len(one.parts) == 1 and one.parts[0] not in best.parts and (reason := _why(one, options)):
             yield f"not worth it: {one.name}, {reason}"
@@ -91,12 +92,25 @@ def _added(options: AutoOptions, plan: Plan, part: Part) -> Iterator[str]:
             names.insert(0, f"{wire} rows")
             gains.insert(1, 1 - value(rows, options.metric) / value(base, options.metric))
         added = [f"{name} {100 * (gains[at] - gains[at + 1]):+z.1f}" for at, name in enumerate(names)]
-        yield f"what each part adds, in % of today: {', '.join(added)}"
+        yield f"what each part adds, in % of today: {', '.join(added)}{_in_order(plan, part)}"
+    elif alone := _in_order(plan, part):
+        yield alone.removeprefix("; ")
+
+
+def _in_order(plan: Plan, part: Part) -> str:
+    """The change by as many slots alone, with experts in order; empty without replicas."""
+    if plan.placement is None or not plan.placement.has_replicas or plan.verdict is None:
+        return ""
+    spare, metric = contiguous_in(plan.placement.slots, plan.model, plan.cluster).label, plan.verdict.metric
+    if spare not in {one.label for one in part.contenders}:
+        return ""
+    alone = value(find(part, spare), metric) / value(find(part, plan.verdict.against), metric)
+    return f"; as many slots with experts in order: {change_text(1 - alone)}"
 
 
 def _carried(options: AutoOptions, model: ModelSpec, *, training: bool) -> Iterator[str]:
     """The engines that carry out the plan, or the best candidate of each; nothing where an engine was asked for."""
-    best, carried = options.tried[0], dict[tuple[str, ...], Tried]()
+    best, carried = options.tried[0], dict[str, Tried]()
     if options.engine is not None:
         return
     able = {name: engine for name, engine in ENGINES.items() if engine.trains or not training}
@@ -105,10 +119,10 @@ def _carried(options: AutoOptions, model: ModelSpec, *, training: bool) -> Itera
             yield f"{' and '.join(runs)} can run it, too: moeplan apply PLAN --engine NAME -o DIR"
         return
     for one in sorted((best, *options.listed), key=lambda one: -one.inner):
-        if (engines := tuple(name for name in one.engines if name in able)) and one.inner >= MATTERS:
-            carried.setdefault(engines, one)
+        for name in one.engines if one.inner >= MATTERS else ():
+            carried.setdefault(name, one)
     listed = "; ".join(
-        f"{', '.join(engines)}: {one.name}, {change_text(one.share.value)}" for engines, one in carried.items()
+        f"{name}: {one.name}, {change_text(one.share.value)}" for name, one in carried.items() if name in able
     )
     lacking = "".join(f"; not {name}: {why}" for name, one in able.items() if (why := unserved(one, model)))
     can = f"; best plan per engine (--engine NAME): {listed}" if listed else ""

@@ -204,6 +204,15 @@ def test_the_table_has_a_row_for_what_differs_in_numbers_of_replicas_alone(plan:
     assert {*shown} == {*kinds} >= {"eplb", "eplb, N replicas", "eplb, N nearest"}
 
 
+def test_slots_alone_are_told_from_what_lives_in_them(trace: Trace, profile: Path) -> None:
+    plan, without = (planned(trace, "eplb", profile=profile, redundant=number) for number in (8, 0))
+    judging, metric = plan.evaluation.judging, plan.verdict.metric
+    figures = {one.label: one.metrics[metric].value for one in judging.contenders}
+    spare = figures[f"contiguous in {plan.placement.num_slots} slots/standard"] / figures["contiguous/standard"] - 1
+    assert sections._in_order(plan, judging) == f"; as many slots with experts in order: {100 * spare:+.1f} %"
+    assert sections._in_order(without, judging) == ""
+
+
 def test_the_same_request_gives_the_same_plan_and_table(trace: Trace, profile: Path, plan: Any) -> None:
     again = planned(trace, "auto", profile=profile)
     assert again.plan_sha256 == plan.plan_sha256
@@ -678,7 +687,7 @@ def test_a_plan_stands_beside_moved_samples_of_which_some_of_the_best_gain_less_
     chosen, *others = plan.model_dump(mode="json")["options"]["auto"]["tried"]
     moving = [one for one in others if "sample_policy" in one["decisions"]][:2]
     for one, more in zip(moving, (0.012, 0.005), strict=True):
-        one |= {"shown": True, "gain": chosen["gain"] + more, "inner": more}
+        one |= {"has_interval": True, "gain": chosen["gain"] + more, "inner": more}
     kept = [one for one in others if "sample_policy" not in one["decisions"]]
     certify(edited(plan, "options/auto/tried", [chosen, *kept, *moving]))
     moving[1]["gain"] += 0.006
