@@ -27,7 +27,7 @@ from .world.launch import Terms
 
 BUDGET_S: Mapping[GridName, float] = {"quick": 0.5, "default": 0.8, "full": 0.8}  # of a size
 #: Of all sizes; the rest of a minute (quick) or two (default) is for starting ranks and fitting
-TOTAL_S: Mapping[GridName, float] = {"quick": 24.0, "default": 75.0, "full": math.inf}
+TOTAL_S: dict[GridName, float] = {"quick": 24.0, "default": 75.0, "full": math.inf}
 REFERENCE_SIDE, REFERENCE_CALLS = 192, 3  # of the matrices whose product tells how quiet the machine is
 
 
@@ -54,7 +54,6 @@ class Request:
     cases: tuple[Case, ...]
     grid: GridName = "default"
     done: frozenset[Place] = frozenset()
-    seconds: float | None = None  #: Of all sizes; None: those of the grid
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +186,7 @@ def measure_cases(world: World, request: Request) -> None:
     for index, job in enumerate(missing):
         reference_s = _least_s(clock, reference)
         reference_s, elapsed_s = slowest([reference_s, time.perf_counter() - start])
-        if elapsed_s > _total_s(request):
+        if elapsed_s > TOTAL_S[request.grid]:
             break
         samples = _samples(job, clock, _budget_s(request, elapsed_s, len(missing) - index))
         if world.rank == 0:
@@ -236,11 +235,7 @@ def _place(case: Case, dtype: str, size: Size, world: World) -> Place:
 
 def _budget_s(request: Request, elapsed_s: float, sizes: int) -> float:
     """The seconds of one of the `sizes` that are left; the same on every rank, like `elapsed_s`."""
-    return min(BUDGET_S[request.grid], (_total_s(request) - elapsed_s) / sizes)
-
-
-def _total_s(request: Request) -> float:
-    return TOTAL_S[request.grid] if request.seconds is None else request.seconds
+    return min(BUDGET_S[request.grid], (TOTAL_S[request.grid] - elapsed_s) / sizes)
 
 
 def _samples(job: _Job, clock: Clock, budget_s: float) -> list[float]:

@@ -18,7 +18,7 @@ from moeplan.errors import MismatchError, RankError, UsageError
 from moeplan.profilers.cases import CASES, PLANNED
 from moeplan.profilers.cases.case import Case
 from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.harness import Place, Request, Start, Step, _depths, measure_cases
+from moeplan.profilers.harness import TOTAL_S, Place, Request, Start, Step, _depths, measure_cases
 from moeplan.profilers.log import Log, cluster_of
 from moeplan.profilers.measure import measure
 from moeplan.profilers.measurement import MIN_SAMPLES, Measurement, median_interval
@@ -127,8 +127,11 @@ def test_ends_come_first_then_what_lies_halfway(count: int) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_what_the_time_leaves_out_is_between_the_ends_and_told_by_series(alone: World) -> None:
-    measure_cases(alone, Request((SmallGemm(),), "quick", seconds=-1.0))
+def test_what_the_time_leaves_out_is_between_the_ends_and_told_by_series(
+    alone: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TOTAL_S, "quick", -1.0)
+    measure_cases(alone, Request((SmallGemm(),), "quick"))
     assert [type(report) for report in TOLD] == [Start]
     log = Log((SmallGemm(),), grid="quick", earlier=None, on_progress=None, on_profile=None)
     log.receive(TOLD[0])
