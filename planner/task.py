@@ -319,7 +319,7 @@ class Task:
 
     @property
     def _asked(self) -> PlacementParams:
-        """What was asked of a placement: nothing where the strategy places no experts by slots."""
+        """Parameters of the placement asked for: the usual ones where the strategy places no experts by slots."""
         return self.params if isinstance(self.params, PlacementParams) else PlacementParams()
 
     @property

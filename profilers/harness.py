@@ -139,7 +139,7 @@ class Interleaved:
             samples_s += sample(self._clock, call, 0.0)
 
     def reports(self) -> Iterator[Start | Step]:
-        """What rank 0 reports of all calls together."""
+        """Reports of rank 0, of all calls together."""
         reference, count = _reference(self._world), len(self._timed)
         yield Start(
             Environment.of(self._world.device, self._world.hosts),

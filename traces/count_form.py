@@ -67,7 +67,7 @@ class CountTrace(Dataset):
     form: ClassVar[str] = "counts"
 
     def tables(self) -> Iterator[CountTable]:
-        """Its rows, a bounded table at a time; read once where all of them fit into `KEPT_BYTES`.
+        """Rows, a bounded table at a time; read once where all of them fit into `KEPT_BYTES`.
 
         Raises InputError where a part is damaged or breaks a rule.
         """

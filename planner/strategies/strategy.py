@@ -112,7 +112,7 @@ class Strategy:
 
     @property
     def usual(self) -> Params:
-        """Its parameters where nothing is asked for."""
+        """Parameters where nothing is asked for."""
         from .registry import STRATEGIES
 
         return STRATEGIES[self.name].params()

@@ -56,7 +56,7 @@ class ExflowParams(PlacementParams):
     )
 
     def within(self, limit_s: float, *, patient: bool = False) -> Self:
-        """These parameters with a shorter search."""
+        """Parameters with a shorter search."""
         work_s = min(self.time_limit_s, limit_s)
         return (
             replace(self, time_limit_s=PATIENCE * work_s, work_s=work_s)
