@@ -192,7 +192,7 @@ def drawn(summands: Summands) -> bool:
 
 
 def difference(ours: Summands, theirs: Summands) -> Summands:
-    """Figure of the other less ours, source by source and level by level; a source that one of them lacks adds nothing."""
+    """Figure of the other less ours, by source and level; a source that one of them lacks adds nothing."""
     nothing = np.zeros((1, 1))
     return {source: theirs.get(source, nothing) - ours.get(source, nothing) for source in {**ours, **theirs}}
 
