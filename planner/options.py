@@ -206,6 +206,7 @@ class PipelineOptions(Options):
     #: What the contenders decide that the plan is held against: equal chunks, and the plan's capacity
     baselines: Mapping[str, PipelineDecision]
     a2a_ffn_overlap_degree: tuple[Degree, ...]  #: What Tutel takes, one a layer for both passes
+    agreement_s: Seconds  #: Of agreeing on a layer's counts, before the first chunk of a forward pass
     #: whole, forward, backward_pass: the stages of a layer in one piece, and at the plan's degrees
     whole: StageSeconds
     forward: StageSeconds

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ...files import check_target
 from ...profilers import harness, profile
+from ...profilers.cases.exchange import AllToAll
 from ...profilers.cases.routed_block import RoutedBlock
 from ...profilers.cases.routed_exchange import RoutedExchange, ways
 from ...profilers.cluster import Cluster
@@ -40,6 +41,7 @@ from ...runtime.plan import Inputs, Plan
 from ...solvers.precompile import GROUPS
 from ...traces.model import EXPERT_MATRICES, ModelSpec
 from ...traces.reader import Trace
+from ..evaluate.costs import COUNT_BYTES
 from ..evaluate.evaluate import evaluate
 from ..evaluate.journey import Contender, journey_of
 from ..evaluate.scene import Passes, Scene
@@ -133,7 +135,15 @@ class ExchangeOfModel(RoutedExchange):
         return [{"bytes": number << 20, **way} for number in (1, 2, 5) for way in chosen]
 
 
-PREDICTING = (BlockOfModel(), ExchangeOfModel())
+class AgreementOnCounts(AllToAll):
+    """The all-to-alls in which ranks tell each other an int64 or some: those of a layer's counts."""
+
+    def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
+        """One number to each rank, and as many as where tokens move on."""
+        return [{"bytes": COUNT_BYTES * number} for number in (world.size, 2 * world.size**2)]
+
+
+PREDICTING = (BlockOfModel(), ExchangeOfModel(), AgreementOnCounts())
 
 
 class Job(NamedTuple):

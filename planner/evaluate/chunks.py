@@ -7,7 +7,9 @@ degree r is p / r calls of the experts, all alike.
 
 A chunk is a share of every device's tokens, in whole tokens, so the busiest port and the busiest device of a layer stay
 so in each of its chunks, and decide how long that takes; under a fixed capacity, of every expert's rows, padded to a
-multiple of the pieces. `dispatch_s`, `experts_s` and `combine_s` are how long a stage is busy; stages overlap, and a
+multiple of the pieces. Ranks agree on the counts of all chunks once, before the first one of a forward pass, and the
+backward pass knows them: what a chunk takes is the exchange's curve less that agreement (`CostModel.agreements`).
+`dispatch_s`, `experts_s` and `combine_s` are how long a stage is busy, the agreement a dispatch; stages overlap, and a
 pass takes `moe_s` or `moe_backward_s`.
 
 Legend: B steps; L MoE layers; C chunks of a cut, or one that stands for all where they are alike; D devices; Q levels
@@ -31,7 +33,7 @@ from ...runtime.wire import Wire, copy_bytes
 from ...solvers.arrays import Floats, Ints
 from ...solvers.pipemoe.seconds import chunk_seconds, layer_seconds
 from ...solvers.ports import link_classes
-from ...solvers.seconds import exchange_seconds, expert_seconds, no_seconds, slowest
+from ...solvers.seconds import Curve2, exchange_seconds, expert_seconds, no_seconds, slowest
 from ...traces.model import ModelSpec
 from .scene import Passes, Scene
 from .tally import Tally
@@ -134,7 +136,10 @@ class Cuts:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSeconds:
-    """Seconds of the chunks of a cut in their three stages, `[C, B, L]`; the exchanges one a link class, too."""
+    """Seconds of the chunks of a cut in their three stages, `[C, B, L]`; the exchanges one a link class, too.
+
+    The agreement on counts is in none of them.
+    """
 
     cut: Cut
     dispatch_by_class: list[Prediction]
@@ -170,23 +175,37 @@ class Pipeline:
             nothing = [no_seconds(part.seconds.shape) for part in chunks.combine_by_class]
             chunks = replace(chunks, combine_by_class=nothing)
         busy = partial(_each, cuts.forward.busy)
-        layers = by_class("dispatch", [*map(busy, chunks.dispatch_by_class)], cluster)
+        dispatches = zip(map(busy, chunks.dispatch_by_class), self._agreements, strict=True)
+        layers = by_class("dispatch", [later(part, seconds) for part, seconds in dispatches], cluster)
         layers |= by_class("combine", [*map(busy, chunks.combine_by_class)], cluster)
         layers["experts_s"] = busy(chunks.experts)
-        passes = {"moe_s": (cuts.forward, chunks.stages)}
+        passes = {"moe_s": (cuts.forward, chunks.stages, self.agreement_s)}
         if cuts.backward is not None:
-            passes["moe_backward_s"] = (cuts.backward, self._reversed(self.chunks(cuts.backward)))
-        for name, (cut, stages) in passes.items():
-            layers[name] = _each(partial(cut.taken, full_duplex=self.passes.full_duplex), *stages)
+            passes["moe_backward_s"] = (cuts.backward, self._reversed(self.chunks(cuts.backward)), 0.0)
+        for name, (cut, stages, agreement_s) in passes.items():
+            taken = _each(partial(cut.taken, full_duplex=self.passes.full_duplex), *stages)
+            layers[name] = later(taken, agreement_s)
         crossed_QB: Floats = np.sum([self._crossed(*one).sum(axis=2) for one in passes.values()], axis=0)
         return layers, crossed_QB
+
+    @property
+    def agreement_s(self) -> float:
+        """Seconds of agreeing on a layer's counts, before the first chunk of a forward pass."""
+        return max(self._agreements)
+
+    @property
+    def _agreements(self) -> Sequence[float]:
+        """Seconds of that agreement in each link class."""
+        assert self.scene.costs is not None
+        return self.scene.costs.agreements_of(self.dispatch_model)
 
     def chunks(self, cut: Cut) -> ChunkSeconds:
         """The seconds of the chunks that every layer is cut into."""
         costs, each = self.scene.costs, copy_bytes(self.scene.model, self.wire)
         assert costs is not None
-        curves = costs.exchanges(self.dispatch_model)
-        assert curves is not None
+        whole = costs.exchanges(self.dispatch_model)
+        assert whole is not None
+        curves = [_agreed(curve, seconds) for curve, seconds in zip(whole, self._agreements, strict=True)]
         assert costs.experts is not None
         assert each is not None
         dispatch, pairs, combine = self._work(cut)
@@ -206,7 +225,7 @@ class Pipeline:
         Exchanges are at each level with experts at each.
         """
         stages = self._reversed(chunks) if back else chunks.stages
-        return np.asarray(self._crossed(chunks.cut, stages).mean(axis=1))
+        return np.asarray(self._crossed(chunks.cut, stages, 0.0 if back else self.agreement_s).mean(axis=1))
 
     def both(self, cuts: Cuts) -> Floats:
         """Seconds of all passes under the curves themselves, mean over steps, `[L]`."""
@@ -240,11 +259,11 @@ class Pipeline:
         dispatch, experts, combine = chunks.stages
         return combine, scaled(self.passes.backward, experts), dispatch
 
-    def _crossed(self, cut: Cut, stages: Stages) -> Floats:
-        """Seconds of a pass, exchanges at each level with experts at each, `[Q Q, B, L]`."""
+    def _crossed(self, cut: Cut, stages: Stages, agreement_s: float) -> Floats:
+        """Seconds of a pass after an agreement, exchanges at each level with experts at each, `[Q Q, B, L]`."""
         first, middle, last = (np.stack([one.low, one.seconds, one.high]) for one in stages)
         seconds = cut.taken(first[:, None], middle[None], last[:, None], full_duplex=self.passes.full_duplex)
-        return seconds.reshape(-1, *seconds.shape[2:])
+        return agreement_s + seconds.reshape(-1, *seconds.shape[2:])
 
 
 def capacity(tally: Tally, model: ModelSpec, factor: float) -> Ints:
@@ -274,6 +293,17 @@ def _fit(forward: Sequence[float], backward: Sequence[float]) -> bool:
     if len(forward) == len(backward):
         return boundaries(forward) == boundaries(backward)
     return all(boundaries(one) == boundaries([1 / len(one)] * len(one)) for one in (forward, backward))
+
+
+def _agreed(curve: Curve2, agreement_s: float) -> Curve2:
+    """The curve of an exchange whose counts are known: half of a round trip less half of the agreement in it."""
+    return lambda port, most: later(curve(port, most), -agreement_s / 2)
+
+
+def later(part: Prediction, seconds: float) -> Prediction:
+    """A prediction so many seconds longer; none is below 0."""
+    low, middle, high = (np.maximum(level + seconds, 0.0) for level in (part.low, part.seconds, part.high))
+    return Prediction(middle, low, high, part.extrapolated)
 
 
 def scaled(factor: float | NDArray[Any], part: Prediction) -> Prediction:

@@ -23,6 +23,7 @@ from ...traces.model import ModelSpec
 
 HIDDEN = {"hidden": "hidden_size"}  # axes of a series, and the sizes of a model that they are
 FFN = HIDDEN | {"ffn": "ffn_size"}
+COUNT_BYTES = 8  # of an int64
 WHOLE_SAMPLES = 2.0**30  # tokens of a sample in a step, more than any has
 EXPERT_CASES = ("routed_block", "expert_ffn")  # what the runtime computes, where that was measured
 COUNTS_ALONE = "counts do not say where tokens are"
@@ -38,6 +39,9 @@ class CostModel:
     #: an exchange also over the bytes of the busiest device with those it sends itself (`exchange_seconds`)
     exchange: Sequence[Curve2] | None = None
     onward: Sequence[Curve2] | None = None  #: Of exchanges after which tokens live elsewhere; None: as `exchange`
+    #: Seconds of agreeing on counts, in a round trip of `exchange` and of `onward`, one a link class, `[2, C]`: once a
+    #: layer, whatever its chunks. 0 where round trips have none, or no all-to-all was measured; None: 0 in every class
+    agreements: Sequence[Sequence[float]] | None = None
     gather: Sequence[Curve] | None = None
     experts: Curve2 | None = None  #: Over token-expert pairs and experts of a device
     attention: Curve2 | None = None  #: Over (batch, length)
@@ -51,6 +55,12 @@ class CostModel:
     def exchanges(self, dispatch_model: DispatchModel) -> Sequence[Curve2] | None:
         """The curves of a dispatch model's exchanges."""
         return (None if dispatch_model == "standard" else self.onward) or self.exchange
+
+    def agreements_of(self, dispatch_model: DispatchModel) -> Sequence[float]:
+        """Seconds of agreeing on counts in a round trip of a dispatch model, one a link class."""
+        if self.agreements is None:
+            return [0.0] * len(self.exchange or ())
+        return self.agreements[0 if dispatch_model == "standard" else 1]
 
     @classmethod
     def of(
@@ -95,6 +105,7 @@ class CostModel:
         return cls(
             exchange=parts["dispatch"].curves,
             onward=parts["dispatch"].onward,
+            agreements=parts["dispatch"].agreements,
             gather=parts["kv"].curves,
             experts=parts["experts"].curves,
             attention=parts["attention"].curves,
@@ -111,6 +122,7 @@ class _Part:
 
     curves: Any = None
     onward: Any = None
+    agreements: Sequence[Sequence[float]] | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     missing: str = ""
     other_dtype: bool = False
@@ -128,7 +140,7 @@ def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster:
         name = "kv_size" if part == "kv" else "hidden_size"
         return _Part(missing=f"the model's {name} or dtype is not known; {SAY}")
     curves, onward, sources, noisy = list[Curve | Curve2](), list[Curve | Curve2](), dict[str, str](), False
-    moving = False
+    moving, agreements = False, [list[float](), list[float]()]
     for link in link_classes(cluster):
         ranks = cluster.devices_per_node if link == "intra" else cluster.num_devices
         places = cluster.devices_per_node if link == "intra" else cluster.num_nodes
@@ -139,13 +151,17 @@ def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster:
         if series is not None and series.case == "routed_exchange":
             curves.append(_half_trip(series, places))
             onward.append(_half_trip(series, places, moves=1))
+            agreed = _agreements(_series(profile, ("all_to_all",), model, ranks=ranks, link=link))
             moving = True
         else:
             alone = _link(cluster, link) if series is None else _even(series, places)
             curves.append(alone if part == "kv" else _by_port(alone))
             onward.append(curves[-1])
+            agreed = 0.0, 0.0
+        for column, seconds in zip(agreements, agreed, strict=True):
+            column.append(seconds)
         noisy |= _noisy(profile, series)
-    return _Part(curves, onward if moving else None, sources, noisy=noisy)
+    return _Part(curves, onward if moving else None, agreements, sources, noisy=noisy)
 
 
 def _curve_of_two(
@@ -186,7 +202,7 @@ def _curve_of_two(
     elif part == "attention" and model.attention.kv_size != multi_head:
         source += " (as MHA)"
     return _Part(
-        curve, None, {part: source}, other_dtype=series.dtype not in _dtypes(model), noisy=_noisy(profile, series)
+        curve, sources={part: source}, other_dtype=series.dtype not in _dtypes(model), noisy=_noisy(profile, series)
     )
 
 
@@ -266,6 +282,17 @@ def _half_trip(series: Series, places: int, moves: int = 0) -> Curve2:
         )
 
     return curve
+
+
+def _agreements(even: Series | None) -> tuple[float, float]:
+    """Seconds in which ranks tell each other their counts: of copies, and where tokens move on also of sums.
+
+    By the even all-to-all of as many bytes: one int64 to each of P ranks, and 2 P to each.
+    """
+    if even is None:
+        return 0.0, 0.0
+    of_copies, of_sums = predicted(even, {"bytes": COUNT_BYTES * np.array([even.ranks, 2 * even.ranks**2])}).seconds
+    return float(of_copies), float(of_copies + of_sums)
 
 
 def _by_port(curve: Curve) -> Curve2:

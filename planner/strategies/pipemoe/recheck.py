@@ -122,7 +122,8 @@ def _check_baselines(options: PipelineOptions, table: DegreeTable) -> None:
 
 
 def _check_stages(options: PipelineOptions, pipeline: Pipeline, cuts: Cuts, certificate: Certificate) -> None:
-    """The stages of the chunks, which a timeline draws."""
+    """The agreement and the stages of the chunks, which a timeline draws."""
+    certificate.agree("agreement", options.agreement_s, pipeline.agreement_s)
     for key, stages in stages_of(pipeline, cuts).items():
         claimed = getattr(options, key)
         if (claimed is None) != (stages is None):

@@ -165,6 +165,9 @@ def layer_passes(plan: Plan, options: PipelineOptions, layer: int) -> Iterator[L
         whole = stage_seconds(options.whole, layer, 1, backward=slower)
         kept = None if slower is None else 1.0  # seconds of its chunks are backward ones already
         chunks = stage_seconds(stages, layer, degree, backward=kept)
+        if slower is None:  # a forward pass begins with the agreement on counts
+            for dispatch_C, *_ in (whole, chunks):
+                dispatch_C[0] += options.agreement_s
         yield LayerPass(name, share_C, whole, chunks)
 
 

@@ -74,6 +74,7 @@ class Pipemoe(Strategy):
             placement="contiguous" if task.base is None else "base",
             baselines={name: table.degrees(name) for name in baselines if name != params.method},
             a2a_ffn_overlap_degree=table.tutel,
+            agreement_s=pipeline.agreement_s,
             **stages_of(pipeline, Cuts.of(decision)),
         )
         return Solution(decision, options, _outcome(pipeline, table, decision, started))

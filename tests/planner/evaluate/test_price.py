@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeplan.errors import InputError
+from moeplan.planner.evaluate.chunks import Cut, Cuts
 from moeplan.planner.evaluate.costs import CostModel
 from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.price import price
@@ -320,6 +321,34 @@ def test_what_the_runtime_runs_times_experts_and_exchanges_where_it_was_measured
     fallback = known(CostModel.of(others, profile.cluster, spec, samples=False))
     assert fallback.sources["experts"] == "expert_ffn/fp32"
     assert fallback.sources["dispatch intra"] == "all_to_all/uint8@4/intra"
+
+
+def test_counts_are_agreed_once_before_all_chunks_and_known_to_the_backward_pass(make_trace: Any) -> None:
+    """An agreement takes 3 us of a round trip's 10; where tokens move on, a second one does."""
+    trips = [{"bytes": 2**power, **way} for power in (10, 14, 18) for way in ways(4)]
+    block = [{"tokens": t, "experts": e, "hidden": 8, "ffn": 8} for t in (8, 64, 512) for e in (1, 2)]
+    profile = measured_profile(
+        Cluster(1, 4),
+        series("routed_block", dtype="fp32", sizes=block),
+        series("all_to_all", 4, "intra", sizes=[{"bytes": 2**power} for power in (4, 9, 12)], a_s=3e-6, b_s=0.0),
+        series("routed_exchange", 4, "intra", sizes=trips, a_s=10e-6),
+    )
+    scene = scene_of(make_trace(samples=8), "1x4")
+    spec = replace(scene.model, dtype_bytes=4)
+    costs = known(CostModel.of(profile, profile.cluster, spec, samples=True))
+    assert costs.agreements_of("standard") == pytest.approx([3e-6])
+    assert costs.agreements_of("coherent") == costs.agreements_of("migrating") == pytest.approx([6e-6])
+    journey = Journey("standard", Placement.from_sets([[[0, 1], [2, 3], [4, 5], [6, 7]]] * 3, 8))
+    whole = priced(replace(scene, model=spec, costs=costs), journey)
+    timed = replace(scene, model=spec, costs=costs, passes=Passes(2.0, full_duplex=False))
+    one = priced(timed, journey)
+    np.testing.assert_allclose(one["moe_s"], whole["dispatch_s"] + whole["experts_s"] + whole["combine_s"])
+    np.testing.assert_allclose(one["moe_backward_s"], one["moe_s"] + whole["experts_s"] - 3 * 3e-6)
+    cut = Cut.equal(2, 3)
+    two = priced(timed, replace(journey, cuts=Cuts(cut, cut)))
+    alone = priced(replace(timed, costs=replace(costs, agreements=None)), replace(journey, cuts=Cuts(cut, cut)))
+    busy, more = (parts["dispatch_s"] + parts["combine_s"] for parts in (two, alone))
+    np.testing.assert_allclose(busy, more - 3 * 3e-6)  # a layer, one of its two agreements
 
 
 def test_parts_timed_on_a_noisy_machine_are_named(make_trace: Any) -> None:
