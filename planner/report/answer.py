@@ -37,6 +37,7 @@ MOST_REMARKS = 5
 NOTHING_TO_GAIN, WORSE = "no benefit expected", "worse than today, keep what runs"
 EXCHANGES = {KV: "gathering K and V", DISPATCH: "dispatch", COMBINE: "combine"}
 BYTES = [spec.name for spec in METRICS.values() if spec.unit == "bytes" and spec.needs == SIZED]  # of copies, K and V
+MOSTLY = 0.5  # of the layers of steps
 MOST_STEPS = 10  # an interval from fewer says little of others
 
 
@@ -121,7 +122,7 @@ def answer(plan: Plan) -> str:
     samples = f"on {number:,} {'unseen' if evaluation.held_out else 'fitted'} {unit}{'s' * (number != 1)}"
     if unit != "step":
         samples += f" ({part.num_steps:,} step{'s' * (part.num_steps != 1)})"
-    where = f"{step_words(options, part)}, {samples}{_memory(plan)}"
+    where = f"{step_words(options, part)}, {samples}{_memory(plan)}{_reach(plan, part)}"
     if part.contenders[0].metrics == find(part, verdict.against).metrics:
         return f"the plan is what runs today: {gain}, {where}"
     if not (doubted := doubt(plan)):
@@ -155,6 +156,18 @@ def _memory(plan: Plan) -> str:
         return f"{replicas}+{percent(extra / placement.num_experts)} expert memory"
     most = placement.slots.max() - placement.num_experts / (placement.slots > 0).sum()
     return f"{replicas}+{bytes_text(most * placement.num_layers * each)} per device"
+
+
+def _reach(plan: Plan, part: Part) -> str:
+    """How far a gain in seconds reaches beyond what was measured and recorded. Empty where it does not, or hardly."""
+    assert plan.verdict is not None
+    beyond = list[str]()
+    if METRICS[plan.verdict.metric].unit == "seconds" and SecondsOptions.key in plan.options:
+        shares = SecondsOptions.of(plan).extrapolated
+        parts = [METRICS[name].column for name, share in shares.items() if share > MOSTLY and name not in PASSES]
+        beyond += [f"seconds of {' and '.join(parts)} extrapolated"] if parts else []
+    beyond += ["the step scaled up"] if scaled_up(part) else []
+    return "".join(f"; {words}" for words in beyond)
 
 
 def by_size(verdict: Verdict, part: Part) -> Iterator[str]:
