@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ....errors import InputError, MoeplanError, UsageError
 from ....runtime.decisions import TRAINED, WIRED, DispatchModel
-from ....runtime.exports import ENGINES, strays, unserved
+from ....runtime.exports import ENGINES, engines_of
 from ....runtime.plan import Metric, Plan
 from ....solvers.outcome import Status
 from ...evaluate.evaluate import MATTERS, Evaluated, evaluate
@@ -431,14 +431,6 @@ def record(
 def _seen(task: Task, usual: Contender) -> tuple[Hashable, ...]:
     """Key of everything that the figures of today's contender depend on."""
     return (usual.label, *(scene for _, scene in task.judging_scenes))
-
-
-def engines_of(plan: Plan) -> tuple[str, ...]:
-    """Engines whose files carry all decisions of a plan for its model, and choose replicas as it says."""
-    if plan.dispatch_model != "standard" or plan.decisions.wire is not None:
-        return ()
-    able = (name for name, one in ENGINES.items() if {*plan.decisions.names} <= one.carries and not strays(one, plan))
-    return tuple(name for name in able if not unserved(ENGINES[name], plan.model))
 
 
 def searches(chosen: Strategy) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ....errors import CertificationError, UsageError
 from ....runtime.decisions import SamplePolicyDecision
-from ....runtime.exports import ENGINES, unserved
+from ....runtime.exports import ENGINES, engines_of, unserved
 from ....runtime.plan import Metric, Plan
 from ....solvers.outcome import Status
 from ...certify.certificate import Certificate
@@ -21,7 +21,7 @@ from ...params import Params
 from ...task import Task
 from ..strategy import Again, Strategy
 from . import AutoParams
-from .search import Search, engines_of, named, record, within_1_percent
+from .search import Search, named, record, within_1_percent
 from .sections import remarks, table
 
 if TYPE_CHECKING:
