@@ -13,7 +13,7 @@ from ...profilers.profile import MAX_PROFILE_BYTES, load
 from ...runtime.plan import FileInput, Plan, TraceInput
 from ...traces.count_form import CountTrace, open_any
 from ...traces.reader import Trace
-from ..options import Member
+from ..strategies.eplb.options import Member
 
 TOLERANCE = 1e-9  # relative
 

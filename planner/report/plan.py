@@ -19,8 +19,9 @@ from ..figures import TimeUnit, contender_table, percent
 from ..options import EvaluationOptions, SecondsOptions
 from ..strategies.registry import chosen_by, decided_by
 from ..strategies.strategy import Strategy
-from .answer import answer, doubts, judged_sections, remarks
+from .answer import answer
 from .next_step import after_solve
+from .remarks import doubts, judged_sections, remarks
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SECONDS = [spec.name for spec in METRICS.values() if spec.unit == "seconds"]

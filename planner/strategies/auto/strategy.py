@@ -16,12 +16,13 @@ from ....solvers.outcome import Status
 from ...certify.certificate import Certificate
 from ...evaluate.evaluate import MATTERS
 from ...figures import percent
-from ...options import AutoOptions, Tried
 from ...params import Params
 from ...task import Task
 from ..strategy import Again, Strategy
 from . import AutoParams
-from .search import Search, named, record, within_1_percent
+from .candidate import named, record, within_1_percent
+from .options import AutoOptions, Tried
+from .search import Search
 from .sections import remarks, table
 
 if TYPE_CHECKING:
