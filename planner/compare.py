@@ -25,8 +25,8 @@ from .evaluate.rebalancing import check_steps
 from .evaluate.replay import step_loads
 from .evaluate.scene import Scene
 from .evaluate.split_bounds import SplitBound, split_bounds
-from .evaluate.splits import SampleIndex, UnitIndex, index_samples, index_units
 from .evaluate.step_size import StepSize, Use, as_prompts, use_of, usual_size
+from .evaluate.units import SampleIndex, UnitIndex, index_samples, index_units
 from .loaded_plan import LoadedPlan, common_cluster, common_passes, known_model, load_plans
 from .options import EvaluationOptions, SecondsOptions
 from .request import Phase

@@ -23,8 +23,9 @@ from ..traces.split import earliest
 from .evaluate.journey import Contender, contiguous_in, journey_of, passes_of, today
 from .evaluate.metrics import load_metric
 from .evaluate.scene import Passes, Scene
-from .evaluate.splits import SampleIndex, UnitIndex
-from .options import EvaluationOptions, PlacementOptions
+from .evaluate.units import SampleIndex, UnitIndex
+from .options import EvaluationOptions
+from .strategies.placement_options import PlacementOptions
 from .strategies.registry import decided_by
 from .strategies.strategy import Strategy
 
@@ -110,7 +111,9 @@ class LoadedPlan:
         options = EvaluationOptions.of(self.plan)
         if options.unit == "block" and options.phases != tuple(phases):
             return np.zeros(size, np.bool_)
-        if isinstance(index, SampleIndex) and options.unit == "step" and index.step is None:
+        if isinstance(index, UnitIndex):
+            return ~index.fitted(seed=split.seed, fraction=split.fit_fraction)
+        if options.unit == "step" and index.step is None:
             raise InputError(f"{self.path}: split by step, which its trace does not record; the plan was edited")
         return ~index.fitted(seed=split.seed, fraction=split.fit_fraction, unit=options.unit)
 

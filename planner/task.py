@@ -26,10 +26,10 @@ from ..traces.split import earliest
 from .evaluate.journey import today
 from .evaluate.replay import RememberingReplay, Replay, step_loads, tallied
 from .evaluate.scene import Scene
-from .evaluate.splits import SampleIndex, UnitIndex, index_samples, index_units
 from .evaluate.step_size import FIELDS, StepSize, Use, as_prompts, use_of, usual_size
 from .evaluate.steps import FEW
 from .evaluate.traffic import walk_samples
+from .evaluate.units import SampleIndex, UnitIndex, index_samples, index_units
 from .loaded_plan import check_model
 from .options import EvaluationOptions
 from .params import Params, PlacementParams

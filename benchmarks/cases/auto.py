@@ -17,11 +17,12 @@ from moeplan.errors import MoeplanError
 from moeplan.planner.evaluate.evaluate import evaluate
 from moeplan.planner.evaluate.journey import Contender, journey_of, today
 from moeplan.planner.evaluate.metrics import Figures
-from moeplan.planner.options import AutoOptions
 from moeplan.planner.request import Request
 from moeplan.planner.solve import Decided, Solved, decide, judge, make, task_for
 from moeplan.planner.strategies.auto import AutoParams
-from moeplan.planner.strategies.auto.search import Component, Components, Search, named
+from moeplan.planner.strategies.auto.candidate import Component, Components, named
+from moeplan.planner.strategies.auto.options import AutoOptions
+from moeplan.planner.strategies.auto.search import Search
 from moeplan.planner.strategies.registry import STRATEGIES, strategy
 from moeplan.planner.task import Task
 from moeplan.profilers.cluster import Cluster

@@ -15,8 +15,8 @@ import torch
 from moeplan.planner.demo.text import other_text, record_embedded, record_text
 from moeplan.planner.evaluate.journey import today
 from moeplan.planner.evaluate.scene import Scene
-from moeplan.planner.evaluate.splits import index_units
 from moeplan.planner.evaluate.step_size import StepSize
+from moeplan.planner.evaluate.units import index_units
 from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
 from moeplan.planner.strategies.luffy.folding import EXACT, Gate, History, Star, Way

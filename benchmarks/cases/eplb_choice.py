@@ -15,9 +15,9 @@ from scipy.stats import t as student
 
 from moeplan.planner.evaluate.metrics import BALANCE
 from moeplan.planner.figures import find, value
-from moeplan.planner.options import PlacementOptions
 from moeplan.planner.request import Request
 from moeplan.planner.solve import make
+from moeplan.planner.strategies.placement_options import PlacementOptions
 from moeplan.profilers.cluster import Cluster
 from moeplan.traces.importers import import_trace
 

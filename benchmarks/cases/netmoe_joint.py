@@ -15,10 +15,10 @@ import numpy as np
 
 from moeplan.planner.evaluate.homes import HomeRule, Rehoming, stay
 from moeplan.planner.evaluate.journey import Journey
-from moeplan.planner.evaluate.splits import SampleIndex, index_samples
 from moeplan.planner.evaluate.step_size import StepSize
 from moeplan.planner.evaluate.tally import COUNTS
 from moeplan.planner.evaluate.traffic import SampleCounts, sample_tally
+from moeplan.planner.evaluate.units import SampleIndex, index_samples
 from moeplan.planner.strategies.netmoe.policy import fit_predictor
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous, exflow, netmoe

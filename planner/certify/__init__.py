@@ -53,7 +53,8 @@ def certify(
     MismatchError
         The trace or the profile is not the one the plan names.
     """
-    certificate, place = Certificate(), Path(folder or ".")
+    held_against = [None if path is None else os.fspath(path) for path in (trace, profile)]
+    certificate, place = Certificate(trace=held_against[0], profile=held_against[1]), Path(folder or ".")
     check_structure(plan, certificate)
     named = () if folder is None and trace is None else sidecars_in(plan.decisions)
     sidecars = {file.file: _contents(file, place) for file in named}

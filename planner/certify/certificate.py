@@ -13,7 +13,7 @@ from ...profilers.profile import MAX_PROFILE_BYTES, load
 from ...runtime.plan import FileInput, Plan, TraceInput
 from ...traces.count_form import CountTrace, open_any
 from ...traces.reader import Trace
-from ..options import Member
+from ..strategies.eplb.options import Member
 
 TOLERANCE = 1e-9  # relative
 
@@ -25,20 +25,22 @@ class Certificate:
     `replayed` says whether the plan's trace was replayed: else the figures are those that follow from the plan alone.
     """
 
+    trace: str | None = None
+    profile: str | None = None
     checks: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     figures: int = 0
     largest_difference: float = 0.0
     replayed: bool = False
 
-    def summary(self, plan: object, trace: object) -> str:
+    def summary(self, plan: object) -> str:
         """List the checks made and those left out, a line each."""
-        if trace is None:
+        if self.trace is None:
             checks = ", ".join(self.checks)
             return f"NOT certified {plan}: structure only ({checks}); no trace to hold its figures against"
         word = "certified" if self.replayed else "NOT certified"
         lines = [
-            f"{word} {plan} against {trace}: {self.figures} figures recomputed, largest relative difference"
+            f"{word} {plan} against {self.trace}: {self.figures} figures recomputed, largest relative difference"
             f" {self.largest_difference:.1g}",
             f"checked   {', '.join(self.checks)}",
         ]

@@ -20,10 +20,10 @@ from ...solvers.placement import BY_STEP, Placement
 from ...traces.count_form import CountTable, CountTrace
 from ...traces.reader import Trace
 from ...traces.schema import TokenBatch
+from ..evaluate.cohort import Cohort, Located
 from ..evaluate.homes import Rehoming
 from ..evaluate.journey import Journey
 from ..evaluate.scene import Scene
-from ..evaluate.splits import Cohort, Located
 from ..evaluate.tally import COUNTS, Tally
 from ..evaluate.traffic import SampleCounts, SampleTraffic
 from .naive_split import NaiveSplit

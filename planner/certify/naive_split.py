@@ -17,9 +17,9 @@ from ...errors import CertificationError
 from ...solvers.cost import inter_ratio
 from ...solvers.quota import Holders, holders_of, least, nearest, split
 from ...traces.count_form import CountTrace
+from ..evaluate.cohort import Cohort
 from ..evaluate.journey import Journey
 from ..evaluate.scene import Scene
-from ..evaluate.splits import Cohort
 from ..evaluate.tally import Tally
 from .naive_changes import NaiveChanges
 

@@ -16,10 +16,11 @@ from ...errors import CertificationError, MismatchError, UsageError
 from ...runtime.plan import Plan
 from ...traces.count_form import CountTrace
 from ..evaluate.scene import Scene
-from ..options import EvaluationOptions, PlacementOptions
+from ..options import EvaluationOptions
 from ..params import flags_of
 from ..request import Request
 from ..strategies.placement import mixed_loads
+from ..strategies.placement_options import PlacementOptions
 from ..strategies.registry import STRATEGIES
 from ..strategies.strategy import Strategy
 from ..task import Task

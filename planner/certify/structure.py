@@ -8,16 +8,17 @@ from ...errors import CertificationError, InputError
 from ...profilers.fits.fit import Prediction
 from ...runtime.plan import Contender, Plan
 from ...solvers.outcome import Outcome, Status
+from ..evaluate.cohort import Cohort
 from ..evaluate.costs import CostModel
 from ..evaluate.evaluate import MATTERS
 from ..evaluate.journey import Journey, passes_of, today
 from ..evaluate.metrics import ATTENTION, DROPPED, figures_of, is_timed
 from ..evaluate.price import STEP, price
 from ..evaluate.scene import Scene
-from ..evaluate.splits import Cohort
 from ..evaluate.sums import Context
 from ..evaluate.tally import Tally
-from ..options import AutoOptions, EvaluationOptions, SecondsOptions
+from ..options import EvaluationOptions, SecondsOptions
+from ..strategies.auto.options import AutoOptions
 from ..strategies.registry import decided_by
 from ..strategies.strategy import Strategy
 from .certificate import TOLERANCE, Certificate

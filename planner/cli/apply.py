@@ -4,8 +4,9 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,9 @@ import typer
 
 from ...errors import NoBenefitError, UsageError
 from .flags import ENGINES, Json, optional
-from .screen import byte_progress, console, print_json, progress
+from .plans import certified
+from .rules import Rule, check_flags, exclusive
+from .screen import byte_progress, console, print_json
 
 if TYPE_CHECKING:
     from ...runtime.checkpoints import Permuted
@@ -22,11 +25,20 @@ if TYPE_CHECKING:
 
 PLAN = Path("plan.json")
 COMMAND = "a command after --"
-APART = {  # what does not go with a way to write a directory
-    "--engine": (COMMAND,),
-    "--checkpoint": ("--trace", "--profile", "--hf-config", COMMAND),
-    "--undo": ("--trace", "--profile", "--hf-config", "--force", COMMAND),
-}
+WAYS = ("--engine", "--checkpoint", "--undo")  # to write a directory
+JUDGED = ("--trace", "--profile", "--hf-config")
+NO_WAY = "-o DIRECTORY goes with --engine NAME, --checkpoint DIRECTORY or --undo DIRECTORY; give one"
+NOT_WITH = "{flag} does not go with {other}; leave that out"
+RULES = (
+    exclusive(*WAYS),
+    Rule(WAYS, "without", ("-o",), "{flag} writes a new directory; name it with -o DIRECTORY"),
+    Rule(("-o",), "without", WAYS, NO_WAY),
+    Rule(("--hf-config",), "without", WAYS, "--hf-config goes with --engine NAME; give that"),
+    Rule(("--engine",), "with", (COMMAND,), NOT_WITH),
+    Rule(("--checkpoint",), "with", (*JUDGED, COMMAND), NOT_WITH),
+    Rule(("--undo",), "with", (*JUDGED, "--force", COMMAND), NOT_WITH),
+    Rule(("PLAN",), "with", ("--undo",), "--undo needs no plan; leave {value} out"),
+)
 
 
 def apply(
@@ -71,70 +83,48 @@ def apply(
       moeplan apply plan.json -- torchrun --nproc-per-node 4 generate.py
       moeplan apply --undo Mixtral-8x7B-planned -o Mixtral-8x7B
     """
-    named = {"--engine": engine, "--checkpoint": checkpoint, "--undo": undo}
-    ways = {name: value for name, value in named.items() if value is not None}
-    given: dict[str, object] = {"-o": output, "--trace": trace, "--profile": profile, "--hf-config": hf_config}
-    given |= {"--force": force, COMMAND: command}
     if undo is None:
         _check_named(command or ())
-    _check_together(ways, {name for name, value in given.items() if value}, plan)
-    if output is not None and engine is None:
-        directory = Path(next(iter(ways.values())))
-        result, lines = _permuted(plan, directory, output, force) if undo is None else _undone(directory, output)
-        if as_json:
-            print_json(result)
-        else:
-            print(*lines, sep="\n")
-        return
-    from ...runtime.plan import load
-
-    loaded = load(plan)
-    if command and shutil.which(command[0]) is None:
-        raise UsageError(f"{command[0]}: no such command; nothing was applied")
-    if not force:
-        _check_benefit(loaded, plan, "activate" if engine is None else "write")
-    exported = None if engine is None or output is None else _prepared(loaded, engine, output, hf_config)
-    from ..certify import certifiable_profile, certifiable_trace, certify
-
-    against = trace or certifiable_trace(loaded, plan.parent)
-    timed = profile or certifiable_profile(loaded, plan.parent)
-    with progress() as say:
-        certificate = certify(loaded, against, timed, folder=plan.parent, on_progress=say)
-    if exported is not None and engine is not None and output is not None:
-        result, lines = _written(loaded, exported, engine, output)
+    given: dict[str, object] = {
+        "--engine": engine,
+        "--checkpoint": checkpoint,
+        "--undo": undo,
+        "-o": output,
+        "--trace": trace,
+    }
+    given |= {"--profile": profile, "--hf-config": hf_config, "--force": force, COMMAND: command}
+    check_flags(given | {"PLAN": plan != PLAN and plan}, RULES)
+    certificate = None
+    if checkpoint is not None and output is not None:
+        result, lines = _permuted(plan, checkpoint, output, force)
+    elif undo is not None and output is not None:
+        result, lines = _undone(undo, output)
     else:
-        result, lines = _activated(loaded, plan)
+        from ..report.next_step import after_apply
+
+        if command and shutil.which(command[0]) is None:
+            raise UsageError(f"{command[0]}: no such command; nothing was applied")
+        loaded = _paying(plan, force, "activate" if engine is None else "write")
+        carry_out = partial(_activated, loaded, plan)
+        if engine is not None and output is not None:
+            carry_out = partial(_written, loaded, _prepared(loaded, engine, output, hf_config), engine, output)
+        certificate = certified(loaded, plan, trace, profile)
+        result, lines = carry_out()
+        result = {"plan": str(plan), "certified_against": certificate.trace} | result
+        lines.append(certificate.summary(plan))
+        lines += [] if engine or command else [after_apply(loaded, plan)]
     if as_json:
-        print_json({"plan": str(plan), "certified_against": against} | result)
+        print_json(result)
     else:
-        screen = console()
-        for line in (*lines, certificate.summary(plan, against)):
-            screen.print(line)
+        show: Callable[[str], None] = print if certificate is None else console().print
+        for line in lines:
+            show(line)
         if engine is not None:  # a line to itself, to paste
             print("start", result["command"], sep="\n")
-        elif not command:
-            screen.print(_next_step(loaded, plan))
     if command:
         sys.stdout.flush()
         os.environ["MOEPLAN_PLAN"] = str(Path(result["active"]).resolve())
         os.execvp(command[0], command)  # noqa: S606
-
-
-def _check_together(ways: Mapping[str, object], given: Collection[str], plan: Path) -> None:
-    """Refuse flags that do not go together, by those that were given or are missing."""
-    way = " and ".join(ways)
-    if len(ways) > 1:
-        raise UsageError(f"{way} do different things; give one of them")
-    if ways and "-o" not in given:
-        raise UsageError(f"{way} writes a new directory; name it with -o DIRECTORY")
-    if not ways and "-o" in given:
-        raise UsageError("-o DIRECTORY goes with --engine NAME, --checkpoint DIRECTORY or --undo DIRECTORY; give one")
-    if not ways and "--hf-config" in given:
-        raise UsageError("--hf-config goes with --engine NAME; give that")
-    if wrong := [name for name in APART.get(way, ()) if name in given]:
-        raise UsageError(f"{way} does not go with {wrong[0]}; leave that out")
-    if way == "--undo" and plan != PLAN:
-        raise UsageError(f"--undo needs no plan; leave {plan} out")
 
 
 def _check_named(command: Sequence[str]) -> None:
@@ -144,13 +134,16 @@ def _check_named(command: Sequence[str]) -> None:
         raise UsageError(f"no plan is named before --; expected moeplan apply {PLAN} -- {shlex.join(after)}")
 
 
-def _check_benefit(loaded: "Plan", plan: Path, verb: str) -> None:
-    """Refuse a plan whose own verdict, with an interval, is that it does not pay."""
+def _paying(path: Path, force: bool, verb: str) -> "Plan":
+    """The plan of a file; one whose own verdict, with an interval, is that it does not pay is refused unless forced."""
+    from ...runtime.plan import load
     from ..report.answer import answer
 
-    verdict = loaded.verdict
-    if verdict is not None and verdict.value == "none" and verdict.gain.low is not None:
-        raise NoBenefitError(f"{plan}: {answer(loaded)}; to {verb} it anyway, give --force")
+    plan = load(path)
+    verdict = plan.verdict
+    if not force and verdict is not None and verdict.value == "none" and verdict.gain.low is not None:
+        raise NoBenefitError(f"{path}: {answer(plan)}; to {verb} it anyway, give --force")
+    return plan
 
 
 def _activated(loaded: "Plan", plan: Path) -> tuple[dict[str, Any], list[str]]:
@@ -163,18 +156,6 @@ def _activated(loaded: "Plan", plan: Path) -> tuple[dict[str, Any], list[str]]:
     active = activate(plan)
     found = f"active    {active}    moeplan.runtime.load_plan() finds it from here downward"
     return {"active": str(active)}, [answer(loaded), found]
-
-
-def _next_step(loaded: "Plan", plan: Path) -> str:
-    """The call that runs the active plan, and the command that writes it for the engines that can."""
-    from ...runtime.exports import ENGINES
-    from ..options import EvaluationOptions
-    from ..strategies.auto.search import engines_of
-
-    training = EvaluationOptions.use_in(loaded) == "training"
-    engines = [name for name in engines_of(loaded) if ENGINES[name].trains or not training]
-    other = f", or moeplan apply {plan} --engine {'|'.join(engines)} -o DIR" if engines else ""
-    return f"next: moeplan.runtime.load_plan() in your loop{other}"
 
 
 def _prepared(plan: "Plan", engine: str, output: Path, hf_config: Path | None) -> "Exported":
@@ -201,8 +182,8 @@ def _written(plan: "Plan", exported: "Exported", engine: str, output: Path) -> t
         lines.append(f"verdict   {answer(plan)}")
     placement = plan.placement
     if rule is not None and placement is not None and placement.has_replicas:
-        own, judge = placement.replica_rule, f"moeplan compare PLAN --replica-rule {rule}"
-        judged = "" if rule == own else f", and the plan was judged by {own}: {judge} replays it"
+        judged_by, judge = placement.replica_rule, f"moeplan compare PLAN --replica-rule {rule}"
+        judged = "" if rule == judged_by else f", and the plan was judged by {judged_by}: {judge} replays it"
         lines.append(f"replicas  chosen by the rule {rule}{judged}")
         lines += [f"balance   {split}"] if (split := split_words(plan)) else []
     lines += [f"note      {condition}" for condition in conditions]
@@ -213,12 +194,9 @@ def _written(plan: "Plan", exported: "Exported", engine: str, output: Path) -> t
 def _permuted(plan_path: Path, checkpoint: Path, output: Path, force: bool) -> tuple[dict[str, Any], list[str]]:
     """Carry a plan into a checkpoint; returns the files and notes for engines as JSON, and as lines."""
     from ...runtime.checkpoints import permute
-    from ...runtime.plan import load
     from ..figures import bytes_text
 
-    plan = load(plan_path)
-    if not force:
-        _check_benefit(plan, plan_path, "write")
+    plan = _paying(plan_path, force, "write")
     with byte_progress() as update:
         result = permute(plan, checkpoint, output, on_progress=update)
     notes = _notes(plan, result)

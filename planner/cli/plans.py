@@ -23,6 +23,7 @@ from .screen import console, print_json, progress
 
 if TYPE_CHECKING:
     from ...runtime.plan import Plan
+    from ..certify import Certificate
 
 MATRICES = "The bytes between all pairs of devices as a page (.html)."
 TIMELINE = "Draw this MoE layer, from 0: how its chunks overlap, or its balance while replicas follow the load."
@@ -152,31 +153,36 @@ def certify(
       moeplan certify plan.json --trace traces --profile profile.json
     """
     from ...runtime.plan import load
+
+    loaded = load(plan)
+    certificate = certified(loaded, plan, trace, profile)
+    if as_json:
+        print_json({"plan": str(plan)} | asdict(certificate))
+    else:
+        console().print(certificate.summary(plan))
+    if not certificate.replayed:
+        raise InputError(f"{plan}: not certified: {_lacking(loaded, certificate)}")
+
+
+def certified(plan: "Plan", path: Path, trace: str | None, profile: str | None) -> "Certificate":
+    """The certificate of a plan by a trace and a profile, else by its own where they are still there."""
     from ..certify import certifiable_profile, certifiable_trace
     from ..certify import certify as check
 
-    loaded = load(plan)
-    against = trace or certifiable_trace(loaded, plan.parent)
-    timed = profile or certifiable_profile(loaded, plan.parent)
+    trace, profile = trace or certifiable_trace(plan, path.parent), profile or certifiable_profile(plan, path.parent)
     with progress() as say:
-        certificate = check(loaded, against, timed, folder=plan.parent, on_progress=say)
-    if as_json:
-        print_json({"plan": str(plan), "trace": against, "profile": timed} | asdict(certificate))
-    else:
-        console().print(certificate.summary(plan, against))
-    if not certificate.replayed:
-        raise InputError(f"{plan}: not certified: {_lacking(loaded, against, certificate.unchecked)}")
+        return check(plan, trace, profile, folder=path.parent, on_progress=say)
 
 
-def _lacking(plan: "Plan", trace: str | None, unchecked: list[str]) -> str:
+def _lacking(plan: "Plan", certificate: "Certificate") -> str:
     """Reason why no figure of a plan was recomputed, and the flag that helps."""
-    own = plan.inputs.trace
-    if trace is not None:
-        return f"{unchecked[-1]}; re-run moeplan solve"
-    if own is None:
+    source = plan.inputs.trace
+    if certificate.trace is not None:
+        return f"{certificate.unchecked[-1]}; re-run moeplan solve"
+    if source is None:
         return "it names no trace that its figures are from; re-run moeplan solve"
-    place = "its trace" if own.path is None else f"its trace {own.path}"
-    return f"{place} (hash {own.sha256[:12]}..) is not here as it was; give it with --trace"
+    place = "its trace" if source.path is None else f"its trace {source.path}"
+    return f"{place} (hash {source.sha256[:12]}..) is not here as it was; give it with --trace"
 
 
 def validate(

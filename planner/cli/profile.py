@@ -8,11 +8,33 @@ import typer
 
 from ...errors import MoeplanError, UsageError
 from .flags import Json, optional
+from .rules import Rule, check_flags, exclusive
 from .screen import console, end_interrupted, print_json, progress, step_progress
 
 if TYPE_CHECKING:
     from ...profilers.origin import GridName
     from ...profilers.profile import Profile
+
+GRID = ("--quick", "--full", "--ranks", "--device")
+NODE = ("--preset", "--from-tables")
+NO_LINK = "--link describes a cluster; give --cluster NxG, --preset or --from-tables beside it"
+NO_TABLES = "--system {value} does not say where its tables are; give --from-tables DIR beside it"
+NO_SYSTEM = "--from-tables {value} does not say whose tables; give --system NAME beside it"
+ATTENTION = "--attention is part of a description; give --cluster NxG beside it, without --preset or --from-tables"
+UNMEASURED = "{flag} says how to measure this machine, and nothing is measured here; leave it out"
+TWO_GRIDS = "--quick and --full ask for different grids; give one of them, or neither"
+RULES = (
+    Rule(("--link",), "without", ("--cluster", *NODE), NO_LINK),
+    Rule(("--quick",), "with", ("--full",), TWO_GRIDS),
+    Rule(("--from-tables",), "without", ("--system",), NO_SYSTEM),
+    Rule(("--system",), "without", ("--from-tables",), NO_TABLES),
+    Rule(("--attention",), "without", ("--cluster",), ATTENTION),
+    Rule(("--attention",), "with", NODE, ATTENTION),
+    Rule(("PROFILES",), "without", ("--merge",), "{value[0]}: profiles are only given with --merge"),
+    exclusive(*NODE, "--merge", "--resume"),
+    exclusive("--cluster", "--merge", "--resume"),
+    Rule(GRID, "with", ("--merge", "--cluster", *NODE), UNMEASURED),
+)
 
 
 def profile(
@@ -57,42 +79,29 @@ def profile(
       moeplan profile --merge node.json net.json
       moeplan profile --from-tables systems/data --system h200_sxm
     """
-    from ...files import check_target
-    from ...profilers.profile import save
-
     if preset == "list":
         _print_presets(as_json=as_json)
         return
-    if link and cluster is None and preset is None and from_tables is None:
-        raise UsageError("--link describes a cluster; give --cluster NxG, --preset or --from-tables beside it")
+    given: dict[str, object] = {
+        "PROFILES": profiles,
+        "--merge": merge,
+        "--resume": resume,
+        "--quick": quick,
+        "--full": full,
+    }
+    given |= {"--ranks": ranks, "--device": device != "auto", "--link": link}
+    given |= {"--preset": preset, "--from-tables": from_tables, "--system": system}
+    given |= {"--cluster": cluster, "--attention": attention}
+    check_flags(given, RULES)
     if not 1 <= timeout <= 86_400:
         raise UsageError(f"--timeout {timeout}; expected 1 to 86400 seconds")
-    if quick and full:
-        raise UsageError("--quick and --full ask for different grids; give one of them, or neither")
-    if from_tables is not None and system is None:
-        raise UsageError(f"--from-tables {from_tables} does not say whose tables; give --system NAME beside it")
-    if system is not None and from_tables is None:
-        raise UsageError(f"--system {system} does not say where its tables are; give --from-tables DIR beside it")
-    curves = preset is not None or from_tables is not None
-    described = cluster is not None and not curves
-    sources = {"--preset": preset, "--cluster": described, "--from-tables": from_tables, "--merge": merge}
-    sources |= {"--resume": resume}
-    if attention is not None and not described:
-        raise UsageError(
-            "--attention is part of a description; give --cluster NxG beside it, without --preset or --from-tables"
-        )
-    grids = {"--quick": quick, "--full": full, "--ranks": ranks is not None, "--device": device != "auto"}
-    _refuse_contradictions([name for name, given in sources.items() if given], profiles or (), output, plot)
-    for name in (name for name, given in grids.items() if given and (merge or described or curves)):
-        raise UsageError(f"{name} says how to measure this machine, and nothing is measured here; leave it out")
-    for target in (output, plot):
-        if target is not None:
-            check_target(target)
+    _check_files(profiles or (), output, plot)
+    measured = not merge and (preset, from_tables, cluster) == (None, None, None)
     before = "" if resume else _before(output)
-    if (described or curves) and "measured" in before:
+    if not measured and not merge and "measured" in before:
         raise UsageError(f"{output}: a profile ({before}) that would be lost; give -o another name, or remove it")
-    if measured := not merge and cluster is None and not curves:
-        from ...profilers.measure import measure_file, save_measured
+    if measured:
+        from ...profilers.measure import measure_file
 
         grid: GridName = "quick" if quick else "full" if full else "default"
         with step_progress() as tell:
@@ -101,35 +110,17 @@ def profile(
             )
         if file.profile is None:  # not rank 0 of a launched world
             return
-        result, notes = file.profile, file.notes
+        result, notes = file.profile, [*file.notes]
     elif merge:
         from ...profilers.merge import merge_files
 
         merged = merge_files(profiles or ())
-        result, notes = merged.profile, merged.notes
+        result, notes = merged.profile, [*merged.notes]
     else:
-        node = _node_curves(preset, from_tables, system or "") if curves else None
+        node = _node_curves(preset, from_tables, system or "")
         result, notes = _described(node, cluster, link or (), attention)
-    if before:
-        notes = (*notes, f"replaced {output} ({before})")
-    picture: list[str] = []
-    if plot is not None:
-        from ..report.profile_picture import text_picture
-
-        picture = [*text_picture(result, console().width)]  # a fit that cannot be drawn leaves nothing behind
-    path = output
-    if measured:
-        path = save_measured(result, output)
-    else:
-        save(result, output)
-    if plot is not None:
-        from ..report.profile_picture import write_profile_page
-
-        try:
-            write_profile_page(result, plot)
-        except MoeplanError as error:
-            raise type(error)(f"{path} is written, the page of --plot is not: {error}") from error
-        notes = (*notes, f"pictures of the fits in {plot}")
+    path, picture = _saved(result, output, plot, measured=measured)
+    notes += [f"replaced {output} ({before})"] * bool(before) + [f"pictures of the fits in {plot}"] * bool(plot)
     recorded = _record_embedded() if measured and result.complete else None
     if as_json:
         from ..report.profile import remarks
@@ -142,18 +133,63 @@ def profile(
         end_interrupted(f"{path} holds what was measured until then")
 
 
+def _check_files(profiles: Sequence[Path], output: Path, plot: Path | None) -> None:
+    """Refuse a place for the profile or the page that cannot be written, or where another file is needed."""
+    from ...files import check_target
+
+    if output.resolve() in [path.resolve() for path in profiles]:
+        raise UsageError(f"{output} would be overwritten, and is one of the profiles to merge; choose another with -o")
+    if plot is not None:
+        from ...profilers.measure import partial_path
+
+        if plot.resolve() in [path.resolve() for path in (output, partial_path(output), *profiles)]:
+            raise UsageError(
+                f"--plot {plot} is where a profile is or goes; give the page a name of its own, like fits.html"
+            )
+    for target in (output, plot):
+        if target is not None:
+            check_target(target)
+
+
 def _described(
     node: "Profile | None", cluster: str | None, links: Sequence[str], attention: str | None
-) -> "tuple[Profile, tuple[str, ...]]":
+) -> "tuple[Profile, list[str]]":
     """The profile of a cluster that is described, by the curves of one node where they are known, and notes on it."""
     from ...profilers.description import describe, on_cluster
 
     if node is None:
-        return describe(cluster or "", links, attention), ()
+        return describe(cluster or "", links, attention), []
     result = on_cluster(node, cluster, links)
     replaced = len(node.series) - len(result.series)
     note = f"{replaced} curves are left out: the link that they crossed is as given"
-    return result, (note,) if replaced else ()
+    return result, [note] if replaced else []
+
+
+def _saved(result: "Profile", output: Path, plot: Path | None, *, measured: bool) -> tuple[Path, list[str]]:
+    """Save a profile and the page of its fits; returns the profile's path, and its fits as text for the screen."""
+    if plot is None:
+        return _written(result, output, measured=measured), []
+    from ..report.profile_picture import text_picture, write_profile_page
+
+    picture = [*text_picture(result, console().width)]  # a fit that cannot be drawn leaves nothing behind
+    path = _written(result, output, measured=measured)
+    try:
+        write_profile_page(result, plot)
+    except MoeplanError as error:
+        raise type(error)(f"{path} is written, the page of --plot is not: {error}") from error
+    return path, picture
+
+
+def _written(result: "Profile", output: Path, *, measured: bool) -> Path:
+    """Path of a profile, written: an interrupted one that was measured goes beside an older file."""
+    if measured:
+        from ...profilers.measure import save_measured
+
+        return save_measured(result, output)
+    from ...profilers.profile import save
+
+    save(result, output)
+    return output
 
 
 def _before(path: Path) -> str:
@@ -169,15 +205,17 @@ def _before(path: Path) -> str:
     return f"{' and '.join(dict.fromkeys(origin.kind for origin in old.origins))}, of {old.cluster}"
 
 
-def _node_curves(preset: str | None, tables: Path | None, system: str) -> "Profile":
-    """The curves of one node, of a preset or of published tables."""
+def _node_curves(preset: str | None, tables: Path | None, system: str) -> "Profile | None":
+    """The curves of one node, of a preset or of published tables; None without either."""
     if preset is not None:
         from ...profilers.presets import load_preset
 
         return load_preset(preset)
+    if tables is None:
+        return None
     from ...profilers.tables import read_tables
 
-    return read_tables(tables or "", system)
+    return read_tables(tables, system)
 
 
 def _print_presets(*, as_json: bool) -> None:
@@ -188,22 +226,6 @@ def _print_presets(*, as_json: bool) -> None:
         print_json({"presets": preset_rows()})
     else:
         presets_report(preset_rows(), console())
-
-
-def _refuse_contradictions(asked: Sequence[str], profiles: Sequence[Path], output: Path, plot: Path | None) -> None:
-    if profiles and "--merge" not in asked:
-        raise UsageError(f"{profiles[0]}: profiles are only given with --merge")
-    if len(asked) > 1:
-        raise UsageError(f"{' and '.join(asked)} do different things; give one of them")
-    if any(path.resolve() == output.resolve() for path in profiles):
-        raise UsageError(f"{output} would be overwritten, and is one of the profiles to merge; choose another with -o")
-    if plot is not None:
-        from ...profilers.measure import partial_path
-
-        if plot.resolve() in [path.resolve() for path in (output, partial_path(output), *profiles)]:
-            raise UsageError(
-                f"--plot {plot} is where a profile is or goes; give the page a name of its own, like fits.html"
-            )
 
 
 def _print(profile: "Profile", notes: Sequence[str], path: Path, picture: Sequence[str], recorded: str | None) -> None:

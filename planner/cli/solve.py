@@ -74,21 +74,14 @@ def solve(
       moeplan solve --strategy pipemoe --on plan.json -o pipelined.json
       moeplan solve --strategy exflow --from plan.json --trace new -o next.json
     """
-    from ...files import check_target
-    from ...traces.dataset import form_of
-    from ..report.plan import solve_report
     from ..request import Request, cluster_for, profile_for
-    from ..solve import make
 
-    traces = [_weighted(text) for text in trace or ["traces"]]
-    for source, _ in traces if trace else ():  # one that is mistyped, before a profile that is missing
-        form_of(source)
+    source, mixture = _sources(trace)  # one that is mistyped is told before a profile that is missing
     known = profile_for(profile)
-    alone = len(traces) == 1 and traces[0][1] is None
     request = Request.of(
         strategy=strategy,
-        trace=traces[0][0],
-        mixture=() if alone else tuple((path, 1.0 if weight is None else weight) for path, weight in traces),
+        trace=source,
+        mixture=mixture,
         profile=known,
         cluster=cluster_for(cluster, known, link or (), on=on or previous),
         on=on,
@@ -106,17 +99,23 @@ def solve(
     )
     if learning_curve:
         _show_curve(request, output, as_json=as_json)
-        return
-    path = output or Path("plan.json")
+    else:
+        _write_plan(request, output or Path("plan.json"), verbose=verbose, as_json=as_json)
+
+
+def _write_plan(request: "Request", path: Path, *, verbose: bool, as_json: bool) -> None:
+    from ...files import check_target
+    from ..report.plan import solve_report
+    from ..solve import make
+
     check_target(path)
     with progress() as say:
         solved = make(request, on_progress=say)
     solved.save(path)
-    plan = solved.plan
     if as_json:
-        print_json({"plan": str(path)} | plan.model_dump(mode="json", exclude={"decisions"}))
+        print_json({"plan": str(path)} | solved.plan.model_dump(mode="json", exclude={"decisions"}))
     else:
-        solve_report(plan, path, console(), verbose=verbose)
+        solve_report(solved.plan, path, console(), verbose=verbose)
     if solved.interrupted:
         end_interrupted(f"{path} holds the best found until then")
 
@@ -137,6 +136,20 @@ def _show_curve(request: "Request", page: Path | None, *, as_json: bool) -> None
         curve_report(curve, console())
         if page is not None:
             print(f"wrote     {page}")
+
+
+def _sources(texts: list[str] | None) -> tuple[str, tuple[tuple[str, float], ...]]:
+    """The first trace, and the traces of a mixture with their weights; a trace alone without a weight is no mixture."""
+    from ...traces.dataset import form_of
+
+    if not texts:
+        return "traces", ()
+    sources = [_weighted(text) for text in texts]
+    for path, _ in sources:
+        form_of(path)
+    if [weight for _, weight in sources] == [None]:
+        return sources[0][0], ()
+    return sources[0][0], tuple((path, 1.0 if weight is None else weight) for path, weight in sources)
 
 
 def _weighted(text: str) -> tuple[str, float | None]:

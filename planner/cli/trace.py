@@ -1,7 +1,7 @@
 """`moeplan trace`: record, import, inspect and count routing."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -9,13 +9,25 @@ from ...errors import UsageError
 from ..request import Phase
 from .commands import LazyGroup
 from .flags import Json, Phases, optional, phases
+from .rules import Rule, check_flags
 from .screen import console, end_interrupted, print_json, progress
 
 if TYPE_CHECKING:
     from ...traces.huggingface.prompts import Prompts
+    from ...traces.importers import ImportSummary
 
 EMBEDDED = "embedded"
 MAX_TEXT_BYTES = 64 * 2**20
+BATCH_SAMPLES = 8
+NO_TEXT = "nothing to run the model on; give --text FILE, or --dataset FILE.jsonl"
+FOREIGN = "embedded does not take {flag}, which is for the directory of a Hugging Face model; leave it out"
+FOR_DIRECTORIES = ("--dataset", "--generate", "--router", "--dtype", "--device", "--batch-samples")
+RULES = (  # of record
+    Rule(FOR_DIRECTORIES, "with", (EMBEDDED,), FOREIGN),
+    Rule((EMBEDDED,), "without", ("--text",), "expected --text FILE"),
+    Rule(("--text",), "with", ("--dataset",), "--text and --dataset are both given; leave one out"),
+    Rule(("MODEL",), "without", ("--text", "--dataset"), NO_TEXT),
+)
 COMMANDS = {
     "record": "Record the routing of a model on text.",
     "import": "Turn a recording into a trace.",
@@ -43,7 +55,7 @@ def record(
     embeddings: Annotated[str, optional("Layers whose inputs are kept: all, or as 0,5.")] = "",
     dtype: Annotated[str, typer.Option(help="auto: the checkpoint's; or float32, bfloat16, float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto: CUDA where there is one; or cpu, cuda.")] = "auto",
-    batch_samples: Annotated[int, typer.Option(min=1, help="Samples run at a time.")] = 8,
+    batch_samples: Annotated[int, typer.Option(min=1, help="Samples run at a time.")] = BATCH_SAMPLES,
     as_json: Json = False,
 ) -> None:
     """Record which experts the tokens of a text go to. No token ids are recorded.
@@ -55,25 +67,19 @@ def record(
       moeplan trace record embedded --text book.txt -o traces
       moeplan trace record ./OLMoE-1B-7B --dataset prompts.jsonl --generate 64
     """
+    given: dict[str, object] = {EMBEDDED: model == EMBEDDED, "MODEL": model != EMBEDDED, "--text": text}
+    given |= {"--dataset": dataset, "--generate": generate > 0, "--router": router, "--dtype": dtype != "auto"}
+    given |= {"--device": device != "auto", "--batch-samples": batch_samples != BATCH_SAMPLES}
+    check_flags(given, RULES)
     kept: dict[str, Any] = {"weights": weights, "sample_rate": sample_rate, "max_tokens": max_tokens}
     kept["embeddings"] = embeddings
-    run: dict[str, Any] = {"generate": generate, "router": router, "batch_samples": batch_samples}
-    interrupted, num_empty = False, 0
     with progress(lines=True) as say:
         if model == EMBEDDED:
             from ..demo.text import record_embedded
 
-            own = {"--dataset": dataset, "--generate": generate or None, "--router": router}
-            own |= {"--dtype": dtype if dtype != "auto" else None, "--device": device if device != "auto" else None}
-            own["--batch-samples"] = batch_samples if batch_samples != 8 else None
-            if foreign := [name for name, value in own.items() if value is not None]:
-                raise UsageError(
-                    f"embedded does not take {foreign[0]}, which is for the directory of a Hugging Face model; leave it"
-                    " out"
-                )
             say("recording the embedded model")
             trace = record_embedded(_content(text), output, sample_tokens=sample_tokens, **kept)
-            name, num_tokens = trace.model.name, trace.num_tokens
+            done = Recorded(trace.num_tokens, trace.model.name)
         else:
             from ...traces.huggingface.checkpoint import load_model
             from ...traces.huggingface.record import record_model
@@ -83,21 +89,34 @@ def record(
                 raise UsageError(f"model {model!r}; expected {EMBEDDED}, or the directory of a Hugging Face model")
             prompts, tokenizer = _prompts(directory, text, dataset, sample_tokens)
             say(f"loading {directory}")
-            loaded = load_model(directory, dtype=dtype, device=device)
-            name = directory.resolve().name
-            done = record_model(
-                loaded, prompts.samples, output, name=name, tokenizer=tokenizer, on_progress=say, **kept, **run
-            )
-            num_tokens, interrupted, num_empty = done.num_tokens, done.interrupted, prompts.num_empty
+            loaded, name = load_model(directory, dtype=dtype, device=device), directory.resolve().name
+            kept |= {"generate": generate, "router": router, "batch_samples": batch_samples, "on_progress": say}
+            run = record_model(loaded, prompts.samples, output, name=name, tokenizer=tokenizer, **kept)
+            done = Recorded(run.num_tokens, name, prompts.num_empty, run.interrupted)
+    _report(done, output, f"{text or dataset}", as_json=as_json)
+
+
+class Recorded(NamedTuple):
+    """Amounts of a recording."""
+
+    num_tokens: int
+    model: str
+    num_empty: int = 0  #: Prompts without a token
+    interrupted: bool = False
+
+
+def _report(done: Recorded, output: Path, source: str, *, as_json: bool) -> None:
+    """Print a recording; ends as Ctrl-C does where that ended it."""
     if as_json:
-        print_json({"trace": str(output), "num_tokens": num_tokens, "model": name, "num_empty": num_empty})
-    elif num_tokens:
-        print(f"recorded  {num_tokens:,} tokens of {text or dataset} through {name}")
-        if num_empty:
-            print(f"skipped   {num_empty:,} empty prompt(s) of {dataset}")
+        result = {"trace": str(output), "num_tokens": done.num_tokens, "model": done.model}
+        print_json(result | {"num_empty": done.num_empty})
+    elif done.num_tokens:
+        print(f"recorded  {done.num_tokens:,} tokens of {source} through {done.model}")
+        if done.num_empty:
+            print(f"skipped   {done.num_empty:,} empty prompt(s) of {source}")
         print(f"wrote     {output}    next: moeplan solve --trace {output} --cluster 1x4")
-    if interrupted:
-        end_interrupted(f"{num_tokens:,} tokens were recorded until then")
+    if done.interrupted:
+        end_interrupted(f"{done.num_tokens:,} tokens were recorded until then")
 
 
 def _prompts(directory: Path, text: Path | None, dataset: Path | None, sample_tokens: int) -> "tuple[Prompts, str]":
@@ -105,10 +124,6 @@ def _prompts(directory: Path, text: Path | None, dataset: Path | None, sample_to
     from ...traces.huggingface.checkpoint import load_tokenizer, tokenizer_label
     from ...traces.huggingface.prompts import Prompts, dataset_prompts, text_prompts
 
-    if text is None and dataset is None:
-        raise UsageError("nothing to run the model on; give --text FILE, or --dataset FILE.jsonl")
-    if text is not None and dataset is not None:
-        raise UsageError("--text and --dataset are both given; leave one out")
     content = _content(text) if dataset is None else ""
     tokenizer = load_tokenizer(directory)
     label = tokenizer_label(directory, tokenizer)
@@ -120,8 +135,7 @@ def _prompts(directory: Path, text: Path | None, dataset: Path | None, sample_to
 def _content(text: Path | None) -> str:
     from ...files import read_text
 
-    if text is None:
-        raise UsageError("expected --text FILE")
+    assert text is not None  # else a rule is broken
     return read_text(text, what="a text", max_bytes=MAX_TEXT_BYTES)
 
 
@@ -191,12 +205,16 @@ def import_(
         result = {"trace": summary.destination, "model": summary.model.name, "num_tokens": summary.num_tokens}
         print_json(result | {"num_samples": summary.num_samples, "notes": list(summary.notes)})
         return
+    _report_import(summary, is_guessed=not name and summary.model.name == source[0].resolve().stem)
+
+
+def _report_import(summary: "ImportSummary", *, is_guessed: bool) -> None:
+    """Print an imported trace; `is_guessed`: its model is named after the file."""
     model, known = summary.model, {"tokens": summary.num_tokens, "samples": summary.num_samples}
     amounts = " of ".join(f"{number:,} {name}" for name, number in known.items() if number is not None)
     what = f"counts{amounts and f' of {amounts}'}" if summary.is_counts else amounts
     weights = ", with gate weights" if summary.has_weights else ""
     print(f"imported  {what}, {model.num_layers} layers x {model.num_experts} experts, top-{model.top_k}{weights}")
-    is_guessed = not name and model.name == source[0].resolve().stem
     print(f"model     {model.name}{', after the file; --name says another' if is_guessed else ''}")
     screen = console()
     for note in summary.notes:

@@ -45,8 +45,8 @@ from ..evaluate.costs import COUNT_BYTES
 from ..evaluate.evaluate import evaluate
 from ..evaluate.journey import Contender, journey_of
 from ..evaluate.scene import Passes, Scene
-from ..evaluate.splits import index_samples
 from ..evaluate.step_size import StepSize
+from ..evaluate.units import index_samples
 from ..request import Request
 from ..solve import make
 from .model import ModelConfig, load_embedded

@@ -12,7 +12,8 @@ from ..document import Column, Section, Table, Text, to_console
 from ..evaluate.metrics import COPIES, EXCHANGE, EXPERTS, METRICS
 from ..evaluate.price import STEP
 from ..figures import TimeUnit
-from ..report.answer import answer, by_size
+from ..report.answer import answer
+from ..report.remarks import by_size
 from ..strategies.auto.sections import table
 from .job import Demo
 from .published import EXAMPLE, LINK, PRESET

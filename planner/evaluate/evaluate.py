@@ -12,6 +12,7 @@ from ...runtime.plan import Evaluation, Part, Verdict
 from ...solvers.arrays import Floats
 from ..options import SecondsOptions
 from .chunks import capacity
+from .cohort import Cohort
 from .homes import Homes, stay
 from .journey import TODAY, Contender, Journey
 from .metrics import ATTENTION, Figures, figures_of
@@ -19,7 +20,6 @@ from .price import STEP, Seconds, cuts_of, price
 from .replay import Replay
 from .replay import replay as fast_replay
 from .scene import Scene
-from .splits import Cohort
 from .sums import Context, Drawn, dropped_share, mean_ratio
 from .tally import Tally
 

@@ -15,7 +15,7 @@ from ...solvers.arrays import Floats, Ints
 from ...solvers.luffy import Attention, Law, deal, first_homes
 from ...solvers.placement import Placement
 from ...solvers.rehoming import rehome
-from .splits import Cohort
+from .cohort import Cohort
 from .traffic import SampleCounts
 
 

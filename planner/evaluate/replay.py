@@ -24,10 +24,10 @@ from ...solvers.ports import combined_at, port_copies, remote_visits
 from ...solvers.replicas import ReplicaTable
 from ...traces.count_form import CountTrace
 from ...traces.reader import Trace
+from .cohort import Cohort, Located
 from .journey import Journey
 from .rebalancing import Held
 from .scene import Scene
-from .splits import Cohort, Located
 from .tally import COUNTS, Tally, check_cells
 from .traffic import sample_tally
 

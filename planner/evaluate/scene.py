@@ -13,10 +13,11 @@ from ...solvers.arrays import Bools
 from ...traces.count_form import CountTrace
 from ...traces.model import ModelSpec
 from ...traces.reader import Trace
+from .cohort import Cohort, by_pairs
 from .costs import CostModel
-from .splits import Cohort, SampleIndex, UnitIndex, by_pairs
 from .step_size import StepSize
 from .traffic import Counter, SampleCounts
+from .units import SampleIndex, UnitIndex
 
 if TYPE_CHECKING:
     from .journey import Journey

@@ -18,8 +18,8 @@ from ...solvers.arrays import Floats, Ints
 from ...solvers.cost import inter_ratio
 from ...solvers.placement import BY_STEP, DEALS, ReplicaRule
 from ...solvers.ports import link_classes
+from .cohort import Cohort
 from .rebalancing import Held, by_class
-from .splits import Cohort
 from .steps import mixed_rows
 
 if TYPE_CHECKING:

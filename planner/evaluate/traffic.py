@@ -18,8 +18,9 @@ from ...solvers.ports import CLASSES, link_classes, remote_visits, sample_copies
 from ...solvers.replicas import ReplicaTable
 from ...traces.count_form import CountTrace
 from ...traces.reader import Trace
-from .splits import Cohort, SampleIndex
+from .cohort import Cohort
 from .tally import COUNTS, Ports, Tally
+from .units import SampleIndex
 
 if TYPE_CHECKING:
     from .journey import Journey

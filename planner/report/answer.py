@@ -1,44 +1,32 @@
-"""Answer of a plan or a comparison: the gain over today in percent and in its unit, and remarks."""
+"""Answer of a plan or a comparison: the gain over today in percent and in its unit."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...errors import InputError
 from ...runtime.exports import Engine, strays
-from ...runtime.plan import Contender, Metric, Part, Plan, SizedGain, Verdict
-from ..document import Section, Table, Text
+from ...runtime.plan import Metric, Part, Plan, Verdict
 from ..evaluate.evaluate import MATTERS
-from ..evaluate.journey import EVENLY, EXACTLY, is_today
-from ..evaluate.metrics import ATTENTION, BALANCE, COMBINE, DISPATCH, EXCHANGE, EXPERTS, KV, METRICS, SIZED
+from ..evaluate.journey import EVENLY, is_today
+from ..evaluate.metrics import ATTENTION, BALANCE, EXPERTS, METRICS
 from ..evaluate.price import PASSES, STEP
-from ..evaluate.step_size import usual_size
 from ..figures import (
-    TimeUnit,
     bytes_text,
     change_text,
-    contender_table,
     find,
-    headlines,
-    legend,
     percent,
     shown,
     value,
     worded,
 )
-from ..options import AutoOptions, EvaluationOptions, SecondsOptions
+from ..options import EvaluationOptions, SecondsOptions
+from ..strategies.auto.options import AutoOptions
 from ..strategies.registry import decided_by
-from ..strategies.strategy import Strategy
 
 if TYPE_CHECKING:
     from ..compare import Comparison
 
-MOST_REMARKS = 5
 NOTHING_TO_GAIN, WORSE = "no benefit expected", "worse than today, keep what runs"
-EXCHANGES = {KV: "gathering K and V", DISPATCH: "dispatch", COMBINE: "combine"}
-BYTES = [spec.name for spec in METRICS.values() if spec.unit == "bytes" and spec.needs == SIZED]  # of copies, K and V
 MOSTLY = 0.5  # of the layers of steps
-MOST_STEPS = 10  # an interval from fewer says little of others
 
 
 def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
@@ -56,11 +44,11 @@ def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
     figures = f"{shown(spec, value(ours, verdict.metric))} against {shown(spec, base)} {against}"
     nouns = {STEP: f"of the {'' if ATTENTION in theirs.metrics else 'MoE '}step", EXPERTS: "of the experts' time"}
     noun = nouns.get(verdict.metric, spec.noun)
-    interval = _interval(share)
+    interval = interval_text(share)
     return f"{change_text(share.value)} {noun} ({figures}; {f'95 %: {interval}' if interval else 'no interval'})"
 
 
-def _interval(share: Metric) -> str:
+def interval_text(share: Metric) -> str:
     """The change at both ends of a gain's interval; empty where it has none."""
     return "" if share.low is None or share.high is None else change_text(share.high, share.low)
 
@@ -166,37 +154,8 @@ def _reach(plan: Plan, part: Part) -> str:
         shares = SecondsOptions.of(plan).extrapolated
         parts = [METRICS[name].column for name, share in shares.items() if share > MOSTLY and name not in PASSES]
         beyond += [f"seconds of {' and '.join(parts)} extrapolated"] if parts else []
-    beyond += ["the step scaled up"] if scaled_up(part) else []
+    beyond += ["the step scaled up"] if part.tokens_per_step > part.num_tokens else []
     return "".join(f"; {words}" for words in beyond)
-
-
-def by_size(verdict: Verdict, part: Part) -> Iterator[str]:
-    """Gain at each step size that was judged, and the sizes at which it is certain."""
-    if len(verdict.sizes) < 2:
-        return
-    listed = ", ".join(_sized(gain, part) for gain in verdict.sizes)
-    yield f"this plan by tokens per step (95 %): {listed}{_turn(verdict)}"
-
-
-def _sized(gain: SizedGain, part: Part) -> str:
-    """The gain at a size of a step, with its interval, and whether the part holds less than such a step."""
-    how = ", scaled up" if gain.tokens_per_step > part.num_tokens else ""
-    interval = _interval(gain.share) or "too few steps"
-    return f"{change_text(gain.share.value)} at {gain.tokens_per_step:,.0f} ({interval}{how})"
-
-
-def _turn(verdict: Verdict) -> str:
-    """The judged sizes at which a gain is sure and matters; empty where these are all, or none."""
-    sure = [
-        one.share.low is not None and one.share.low >= verdict.at_least and one.share.value >= MATTERS
-        for one in verdict.sizes
-    ]
-    if all(sure) or not any(sure):
-        return ""
-    sizes = [f"{one.tokens_per_step:,.0f}" for one, there in zip(verdict.sizes, sure, strict=True) if there]
-    rising = all(sure[sure.index(True) :])
-    where = f"from {sizes[0]} on" if rising else f"at {' and '.join(sizes)}"
-    return f"; of these certain {where}"
 
 
 def short_of(verdict: Verdict) -> str:
@@ -204,175 +163,3 @@ def short_of(verdict: Verdict) -> str:
     if not verdict.at_least or verdict.gain.value <= 0:
         return ""
     return f"; moving samples pays where the gain is certainly above {percent(verdict.at_least)}"
-
-
-def remarks(plan: Plan, part: Part, strategies: Sequence[Strategy]) -> Iterator[str]:
-    """Remarks of the strategy, and what gives seconds, where there are none."""
-    assert plan.verdict is not None
-    ours, base = part.contenders[0], find(part, plan.verdict.against)
-    yield from _untimed(plan, ours, base)
-    if strategies:
-        yield from strategies[0].remarks(plan, part)
-
-
-def doubts(plan: Plan, part: Part) -> Iterator[str]:
-    """Remarks that no screen leaves out: the gain at other sizes of a step, and limits of the figures."""
-    assert plan.verdict is not None
-    ours, base = part.contenders[0], find(part, plan.verdict.against)
-    yield from by_size(plan.verdict, part)
-    if plan.evaluation is not None and plan.evaluation.held_out is None:
-        yield _fitted(EvaluationOptions.of(plan), part)
-    yield from _wire(plan, part)
-    yield from copies_remarks(plan.verdict, ours, base)
-    mine, theirs = (one.metrics.get(BALANCE) for one in (ours, base))
-    if plan.verdict.metric != BALANCE and mine and theirs and mine.value > theirs.value * (1 + MATTERS):
-        yield f"costs balance: the busiest device carries {mine.value:.2f} times the mean (today {theirs.value:.2f})"
-    yield from _steps(plan, part)
-    yield from _trust(plan, part)
-
-
-def copies_remarks(verdict: Verdict, ours: Contender, base: Contender) -> Iterator[str]:
-    """Warn of exchanges that take longer, or carry more bytes, although a contender judged by copies makes fewer."""
-    if METRICS[verdict.metric].unit != "count":
-        return
-    ours_s, base_s = ([one.metrics[name].value for name in EXCHANGES if name in one.metrics] for one in (ours, base))
-    both = all(name in one.metrics for name in (DISPATCH, COMBINE) for one in (ours, base))
-    if both and sum(ours_s) > sum(base_s) * (1 + MATTERS):
-        parts = ", ".join(word for name, word in EXCHANGES.items() if name in ours.metrics)
-        took = " per step, against ".join(map(TimeUnit.worded, (sum(ours_s), sum(base_s))))
-        yield f"fewer copies, but more time: {parts} take {took}"
-    if not all(name in ours.metrics for name in BYTES):
-        return
-    summed = [sum(one.metrics[name].value for name in BYTES if name in one.metrics) for one in (ours, base)]
-    if summed[0] > summed[1] * (1 + MATTERS):
-        yield (
-            "fewer copies, but more bytes in total: gathering K and V costs more than the copies save"
-            f" ({bytes_text(summed[0])} per step against {bytes_text(summed[1])})"
-        )
-
-
-def judged_sections(
-    part: Part,
-    verdict: Verdict,
-    doubted: Sequence[str],
-    lines: Sequence[str],
-    metrics: Sequence[str],
-    *,
-    table: Table | None = None,
-    whole: bool = False,
-) -> Iterator[Section]:
-    """The table beside today, all doubts, and further remarks, of which those beyond five are among the details.
-
-    The table is of the part's contenders unless another is given. On a narrow screen it leaves its last columns out
-    unless one of the two is to be shown `whole`.
-    """
-    today, judged, room = verdict.against, verdict.metric, max(MOST_REMARKS - len(doubted), 1)
-    shown, more = [*doubted, *lines[:room]], lines[room:]
-    first = table or contender_table(part, headlines(part, judged), today=today, judged=judged)
-    first = replace(first, whole=whole or first.whole)
-    yield Section("Beside today", (first,))
-    if shown:
-        yield Section("Remarks", (Text.of(*shown),), pointer=f"{len(more)} more: --verbose" if more else "")
-    if more:
-        yield Section("More remarks", (Text.of(*more),), verbose=True)
-    every = contender_table(part, metrics, today=today, ranged=True)
-    yield Section("All figures (95 % intervals)", (every, Text(("", *legend(part, metrics)))), verbose=True)
-
-
-def _fitted(options: EvaluationOptions, part: Part) -> str:
-    """Warning that a plan is judged on the samples it was fitted to."""
-    if part.num_samples > 1:
-        return "judged on the samples it was fitted to, because nothing was held out: expect less on others"
-    by_counts = options.home == "none"
-    what, same = ("one snapshot of counts", "counts") if by_counts else (f"one {options.unit}", "tokens")
-    return (
-        f"{what}: fitted and judged on the same {same}; to know how it holds record a second one: moeplan trace import"
-        " FILES -o second; moeplan compare PLAN --trace second"
-    )
-
-
-def _wire(plan: Plan, part: Part) -> Iterator[str]:
-    """Remark on hidden vectors in another form: results change, and how much of the gain is theirs."""
-    if (wire := plan.decisions.wire) is None:
-        return
-    assert plan.verdict is not None
-    base = find(part, plan.verdict.against)
-    metric = next((name for name in (STEP, EXCHANGE, *BYTES) if name in base.metrics and value(base, name)), None)
-    gains = ""
-    if metric is not None:
-        with_it, without = (find(part, f"{name}/{plan.dispatch_model}") for name in (f"{base.name}, {wire}", EXACTLY))
-        alone, rest = (change_text(1 - value(one, metric) / value(base, metric)) for one in (with_it, without))
-        gains = f"; {METRICS[metric].noun}: {alone} by {wire} rows alone, {rest} by the rest alone"
-    yield f"{wire} rows: results change, as vectors for other devices are rounded{gains}"
-
-
-def _steps(plan: Plan, part: Part) -> Iterator[str]:
-    """Describe the steps behind the figures, where these are few or incomplete."""
-    options = EvaluationOptions.of(plan)
-    if options.use is None and options.size == usual_size(None, plan.cluster.num_devices):
-        yield (
-            "assuming prefill (counts carry no phase). Decode: --tokens-per-step <concurrent sequences>. Training:"
-            " --for training"
-        )
-    if scaled := scaled_up(part):
-        yield scaled
-    elif part.dropped_samples:
-        steps = f"{part.num_steps} complete step{'s' * (part.num_steps > 1)}"
-        yield f"steps: {steps} ({part.dropped_samples} trailing {options.unit}s dropped)"
-    if plan.decisions.sample_policy is not None and 1 < part.num_steps < MOST_STEPS:
-        how = ", or put fewer tokens in each with --tokens-per-step" if options.size else ""
-        yield f"judged on {part.num_steps} steps, which are few: record more{how}"
-
-
-def scaled_up(part: Part) -> str:
-    """Warning that a part holds less than a step; empty where it holds one."""
-    if part.tokens_per_step <= part.num_tokens:
-        return ""
-    return f"a step is scaled up from the {part.num_tokens:,} tokens there are to judge by: record more"
-
-
-def _untimed(plan: Plan, ours: Contender, base: Contender) -> Iterator[str]:
-    """Without seconds: the experts' time by the balance, and the command that makes a profile, if there is none."""
-    mine, theirs = (one.metrics.get(BALANCE) for one in (ours, base))
-    if EXPERTS in ours.metrics or mine is None or theirs is None:
-        return
-    less = 1 - mine.value / theirs.value
-    if abs(less) >= MATTERS:
-        yield (
-            f"balance {mine.value:.2f} against {theirs.value:.2f}: the busiest device's experts take about"
-            f" {percent(abs(less))} {'less' if less >= 0 else 'more'} time"
-        )
-    if plan.inputs.profile is not None:
-        return
-    cluster = f" --cluster {plan.cluster} --link inter=GBps:us" if plan.cluster.num_nodes > 1 else ""
-    yield f"for seconds of a step: moeplan profile, or moeplan profile --preset h200_sxm{cluster}"
-
-
-def _trust(plan: Plan, part: Part) -> Iterator[str]:
-    """Warn of seconds that are missing, extrapolated, in another dtype, or not the metric of the verdict."""
-    if "seconds" not in plan.options or plan.verdict is None:
-        return
-    options = SecondsOptions.of(plan)
-    found, shares = options.extrapolated, dict[str, list[str]]()
-    for name in (name for name in found if name not in PASSES or len(found) == 1):  # passes are of the other parts
-        shares.setdefault(percent(found[name]), []).append(METRICS[name].column)
-    if listed := "; ".join(f"{', '.join(names)} in {share} of layers" for share, names in shares.items()):
-        yield f"outside the sizes measured, so that their seconds are extrapolated: {listed}"
-    if options.other_dtype:
-        yield f"{' and '.join(options.other_dtype)} as measured in another dtype than the model's"
-    if options.noisy and METRICS[plan.verdict.metric].unit == "seconds":
-        yield f"timed by curves of a NOISY machine: {', '.join(options.noisy)}; profile again when it is quiet"
-    judged = part.contenders[0], find(part, plan.verdict.against)
-    if plan.verdict.metric != STEP and all(STEP in one.metrics for one in judged):
-        yield f"judged by {METRICS[plan.verdict.metric].noun}: the two steps do not time the same passes"
-    models = {one.dispatch_model for one in judged}
-    if "attention" in options.missing and len(models) > 1 and plan.verdict.metric == STEP:
-        yield "attention is not timed; its time differs when tokens do not return home"
-    if plan.inputs.profile is None:  # `_untimed` says how to have one
-        return
-    alike = dict[str, list[str]]()
-    for name, reason in options.missing.items():
-        if name == "kv" and "coherent" not in models:  # only where tokens do not return home K and V are gathered
-            continue
-        alike.setdefault(reason, []).append(name)
-    yield from (f"no seconds of {', '.join(names)}: {reason}" for reason, names in alike.items())

@@ -19,7 +19,8 @@ from ..evaluate.metrics import METRICS
 from ..evaluate.price import STEP
 from ..evaluate.split_bounds import SplitBound
 from ..figures import bytes_text, find, percent, worded
-from .answer import copies_remarks, gain_words, judged_sections, scaled_up, short_of, step_words
+from .answer import gain_words, short_of, step_words
+from .remarks import copies_remarks, judged_sections, scaled_up
 
 WORST = 5  # layers shown of a plan
 RULES = {

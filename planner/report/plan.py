@@ -17,37 +17,20 @@ from ..evaluate.metrics import METRICS
 from ..evaluate.price import STEP
 from ..figures import TimeUnit, contender_table, percent
 from ..options import EvaluationOptions, SecondsOptions
-from ..strategies.auto.search import engines_of
 from ..strategies.registry import chosen_by, decided_by
 from ..strategies.strategy import Strategy
-from .answer import NOTHING_TO_GAIN, WORSE, answer, doubt, doubts, judged_sections, remarks
+from .answer import answer
+from .next_step import after_solve
+from .remarks import doubts, judged_sections, remarks
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-RUNTIME_ALONE = ", in moeplan.runtime; for an engine: moeplan solve --engine NAME"
 SECONDS = [spec.name for spec in METRICS.values() if spec.unit == "seconds"]
 
 
 def solve_report(plan: Plan, path: Path, console: Console, *, verbose: bool = False) -> None:
     """Print a plan that was just solved, its file, and the next command."""
-    wrote = Text.of(f"wrote {path}    next: {_next_step(plan, path)}")
+    wrote = Text.of(f"wrote {path}    next: {after_solve(plan, path)}")
     to_console([*plan_sections(plan, console.width), Section("", (wrote,))], console, verbose=verbose)
-
-
-def _next_step(plan: Plan, path: Path) -> str:
-    """The command that carries a plan out; for a plan that does not pay, what else to try."""
-    strategies, verdict = _strategies(plan), plan.verdict
-    flags = [one.apply_flags(plan) for one in strategies]
-    carry_out = f"moeplan apply {path}{''.join(filter(None, flags))}"
-    if verdict is None or verdict.value == "benefit":
-        if None not in flags:
-            serves = verdict is not None and EvaluationOptions.of(plan).use != "training"
-            return carry_out + RUNTIME_ALONE * (serves and not engines_of(plan))
-    elif verdict.gain.low is None and verdict.gain.value > 0:  # one step: `apply` leaves it to the user
-        return f"record more, or {carry_out}"
-    if doubt(plan) in (NOTHING_TO_GAIN, WORSE):
-        others = "" if chosen_by(plan) else "; moeplan solve without --strategy tries all"
-        return f"nothing to apply: keep what runs today{others}"
-    return "nothing to apply: record more, and solve again"
 
 
 def show_report(plan: Plan, path: Path, console: Console, *, verbose: bool = False) -> None:

@@ -23,10 +23,10 @@ from ...solvers.placement import Placement
 from ...traces.count_form import CountTrace
 from ...traces.counts import Counts, Pairs, count
 from ..evaluate.journey import Contender, Journey, contiguous_in
-from ..evaluate.splits import loads_of
-from ..options import PlacementOptions
+from ..evaluate.units import loads_of
 from ..params import Params, PlacementParams
 from ..task import Task
+from .placement_options import PlacementOptions
 from .strategy import Again, Solution, Strategy
 
 if TYPE_CHECKING:

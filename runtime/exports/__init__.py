@@ -28,6 +28,7 @@ __all__ = [
     "Expected",
     "Exported",
     "engine_named",
+    "engines_of",
     "export",
     "family_of",
     "prepared",
@@ -69,6 +70,14 @@ def strays(engine: Engine, plan: Plan) -> str:
     if placement.replica_rule in BY_STEP:
         return "" if rule_of(engine, plan) == "lp" else "it does not split steps exactly"
     return ""
+
+
+def engines_of(plan: Plan) -> tuple[str, ...]:
+    """Engines whose files carry all decisions of a plan for its model, and choose replicas as it says."""
+    if plan.dispatch_model != "standard" or plan.decisions.wire is not None:
+        return ()
+    able = (name for name, one in ENGINES.items() if {*plan.decisions.names} <= one.carries and not strays(one, plan))
+    return tuple(name for name in able if not unserved(ENGINES[name], plan.model))
 
 
 def export(

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from moeplan.planner.evaluate.cohort import Cohort
 from moeplan.planner.evaluate.scene import Scene
-from moeplan.planner.evaluate.splits import Cohort
 from moeplan.planner.evaluate.step_size import StepSize
 from moeplan.planner.evaluate.steps import FEW, ITERATIONS
 from moeplan.traces.count_form import CountTrace

@@ -21,9 +21,9 @@ from moeplan.planner.cli.screen import HangingConsole
 from moeplan.planner.document import Drawing, Section
 from moeplan.planner.evaluate.costs import CostModel
 from moeplan.planner.evaluate.scene import Passes, Scene
-from moeplan.planner.evaluate.splits import index_samples, index_units
 from moeplan.planner.evaluate.step_size import StepSize
 from moeplan.planner.evaluate.traffic import SampleCounts
+from moeplan.planner.evaluate.units import index_samples, index_units
 from moeplan.planner.options import PipelineOptions
 from moeplan.planner.report.plan import show_report
 from moeplan.planner.request import Request

@@ -18,9 +18,11 @@ from moeplan.errors import InputError, StorageError
 from moeplan.planner.document import GAP, Column, Table, drawn, write_page
 from moeplan.planner.evaluate.metrics import METRICS
 from moeplan.planner.figures import TimeUnit, change_text, megabytes
-from moeplan.planner.options import AutoOptions, EvaluationOptions, SecondsOptions, Tried
-from moeplan.planner.report.answer import answer, by_size, carried, doubts, gain_words, scaled_up, split_words
+from moeplan.planner.options import EvaluationOptions, SecondsOptions
+from moeplan.planner.report.answer import answer, carried, gain_words, split_words
 from moeplan.planner.report.plan import show_report
+from moeplan.planner.report.remarks import by_size, doubts, scaled_up
+from moeplan.planner.strategies.auto.options import AutoOptions, Tried
 from moeplan.planner.strategies.auto.sections import remarks
 from moeplan.runtime.exports import ENGINES
 from moeplan.runtime.plan import Contender, Evaluation, Metric, Part, SizedGain, Verdict

@@ -14,7 +14,8 @@ from ...evaluate.journey import contiguous_in
 from ...evaluate.metrics import ATTENTION, BALANCE, COMBINE, COPIES, DISPATCH, EXPERTS, KV, METRICS, TAIL
 from ...evaluate.price import IDEAL, STEP
 from ...figures import OF_IDEAL, TimeUnit, change_text, find, value
-from ...options import AutoOptions, EvaluationOptions, Tried
+from ...options import EvaluationOptions
+from .options import AutoOptions, Tried
 
 PARTS = {
     "gathering K and V takes": (KV,),

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 
 from ....errors import CertificationError, UsageError
 from ....runtime.decisions import SamplePolicyDecision
-from ....runtime.exports import ENGINES, unserved
+from ....runtime.exports import ENGINES, engines_of, unserved
 from ....runtime.plan import Metric, Plan
 from ....solvers.outcome import Status
 from ...certify.certificate import Certificate
 from ...evaluate.evaluate import MATTERS
 from ...figures import percent
-from ...options import AutoOptions, Tried
 from ...params import Params
 from ...task import Task
 from ..strategy import Again, Strategy
 from . import AutoParams
-from .search import Search, engines_of, named, record, within_1_percent
+from .candidate import named, record, within_1_percent
+from .options import AutoOptions, Tried
+from .search import Search
 from .sections import remarks, table
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from ....solvers.arrays import Floats, Ints
 from ....solvers.balance import step_ratios
 from ....solvers.outcome import PlacementResult
 from ....solvers.placement import Placement, ReplicaRule
-from ...options import By, Choice, Refined, Trial
 from ...task import Task
 from ..placement import mixed_loads
 from . import EplbParams
+from .options import By, Choice, Refined, Trial
 
 # How the solver makes each; those by steps take loads step by step.
 SOLVED: dict[By, eplb.Method] = {"published": "published", "sum": "refined", "steps": "refined", "robust": "robust"}

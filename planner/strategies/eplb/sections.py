@@ -10,7 +10,8 @@ from ...document import Column, Drawing, Section, Table, Text, check_page, write
 from ...evaluate.metrics import BALANCE, EXPERTS, TAIL
 from ...evaluate.price import STEP
 from ...figures import TimeUnit, bytes_text, megabytes, percent
-from ...options import By, Choice, PlacementOptions, Redundancy
+from ..placement_options import PlacementOptions
+from .options import By, Choice, Redundancy
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

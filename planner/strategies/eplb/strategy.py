@@ -26,13 +26,15 @@ from ...evaluate.journey import EVENLY, Contender, Journey
 from ...evaluate.metrics import BALANCE, EXPERTS, TAIL, load_metric
 from ...evaluate.price import STEP
 from ...evaluate.scene import Scene
-from ...options import By, Candidate, Choice, EvaluationOptions, Member, PlacementOptions, Redundancy, TimedMetric
+from ...options import EvaluationOptions
 from ...params import Params
 from ...task import Task
 from ..placement import PlacementStrategy, check_goal, check_groups, stated_placement
+from ..placement_options import PlacementOptions
 from ..strategy import Again, Solution
 from . import EplbParams
 from .choice import BY_STEPS, choose, left_out, loads_by, solved, tried_by
+from .options import By, Candidate, Choice, Member, Redundancy, TimedMetric
 from .sections import remarks, sections
 
 # Options of a plan that are its own.

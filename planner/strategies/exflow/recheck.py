@@ -19,9 +19,10 @@ from ....solvers.placement import Placement
 from ...certify.bounds import proven_shares
 from ...certify.certificate import TOLERANCE, Certificate
 from ...certify.recounted import count_fitted
-from ...options import PlacementOptions, Search
 from ..placement import check_goal, check_groups, highest, stated_placement
+from ..placement_options import PlacementOptions
 from ..strategy import Again
+from .options import Search
 
 BOUND_TOLERANCE = 1e-6  # relative; bounds are rounded up to stay bounds
 PAIRS = {"transportation", "spectral", "row"}  # of layers: what is proved again here

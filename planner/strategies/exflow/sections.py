@@ -6,7 +6,8 @@ from ....runtime.plan import Contender, Part, Plan
 from ...document import Section, Text
 from ...evaluate.metrics import COPIES, NODE_COPIES
 from ...figures import bytes_text, find, percent, value
-from ...options import PlacementOptions, Replanned
+from ..placement_options import PlacementOptions
+from .options import Replanned
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:

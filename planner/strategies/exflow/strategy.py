@@ -24,12 +24,13 @@ from ...evaluate.evaluate import Evaluated, verdict
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.metrics import COPIES, copies_metric
 from ...figures import percent
-from ...options import Cap, PlacementOptions, Replanned, Search, StageHops
 from ...sidecars import dump_proof
 from ...task import Task
 from ..placement import PlacementStrategy, highest
+from ..placement_options import PlacementOptions
 from ..strategy import Solution, sidecar
 from . import ExflowParams
+from .options import Cap, Replanned, Search, StageHops
 from .recheck import recheck
 from .sections import remarks, sections
 

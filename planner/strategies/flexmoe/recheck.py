@@ -5,8 +5,8 @@ from ....runtime.plan import Plan
 from ....runtime.schedule import PLAN, Schedule
 from ...certify.certificate import Certificate
 from ...evaluate.replay import step_pairs
-from ...options import RebalancingOptions
 from ..strategy import Again
+from .options import RebalancingOptions
 from .rules import START, rules_of, scheduled, window_balance
 
 

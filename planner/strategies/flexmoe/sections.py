@@ -9,7 +9,7 @@ from ...evaluate.evaluate import MATTERS
 from ...evaluate.metrics import BALANCE, MIGRATED
 from ...evaluate.price import IDEAL, STEP
 from ...figures import OF_IDEAL, TimeUnit, find, megabytes, percent, value
-from ...options import RebalancingOptions
+from .options import RebalancingOptions
 
 RUNTIME = "moeplan's own runtime carries it out: model = parallelize(model, load_plan()), as docs/runtime.md shows"
 

@@ -25,11 +25,11 @@ from ...evaluate.metrics import BALANCE
 from ...evaluate.rebalancing import Following, check_steps
 from ...evaluate.replay import step_pairs
 from ...evaluate.scene import BACKWARD, Passes, Scene
-from ...options import RebalancingOptions, RuleRecord
 from ...params import Params
 from ...task import Task
 from ..strategy import Solution, Strategy, sidecar
 from . import FlexmoeParams, timeline
+from .options import RebalancingOptions, RuleRecord
 from .rates import UNTIMED, rates
 from .recheck import recheck
 from .rules import START, rules_of, scheduled, window_balance

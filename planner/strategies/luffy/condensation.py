@@ -17,7 +17,6 @@ from ....runtime.wire import copy_bytes
 from ....solvers.outcome import Objective, Outcome
 from ....traces.embeddings import Embeddings
 from ...evaluate.journey import Journey, journey_of, today
-from ...options import CondensationOptions, CondensedPart, WayRecord
 from ...solve import Solved, decide
 from ...task import Task
 from ..strategy import Solution, Strategy
@@ -25,6 +24,7 @@ from . import LuffyParams
 from .condensation_sections import answer, sections
 from .folding import EXACT, Counted, Gate, History, Star, Way, reach
 from .measured import Judged, Measured, measured
+from .options import CondensationOptions, CondensedPart, WayRecord
 from .recorded import Recorded, recorded
 from .together import refuse_both
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from ....runtime.plan import Metric, Plan
 from ...document import Column, Section, Table, Text
 from ...figures import percent
-from ...options import CondensationOptions, CondensedPart, EvaluationOptions, WayRecord
+from ...options import EvaluationOptions
+from .options import CondensationOptions, CondensedPart, WayRecord
 
 
 def answer(plan: Plan) -> str:

@@ -20,10 +20,10 @@ from ....files import read_text
 from ....solvers.arrays import Floats, Ints
 from ....traces.reader import Trace
 from ....traces.recording.layers import MoELayer, moe_layers
+from ...evaluate.cohort import Located
 from ...evaluate.journey import Journey
 from ...evaluate.replay import choosers
 from ...evaluate.scene import Scene
-from ...evaluate.splits import Located
 from .folding import Counted, Gains, Seats, Way, as_int64, sent
 
 EMBEDDED = "embedded"

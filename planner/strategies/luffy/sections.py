@@ -6,7 +6,7 @@ from ....runtime.plan import Metric, Part, Plan
 from ...document import Section, Text
 from ...evaluate.metrics import AROUND, ATTENTION, EXCHANGE, MOVED
 from ...figures import find, percent, value
-from ...options import SamplePolicyOptions
+from ..netmoe.options import SamplePolicyOptions
 
 PLAN = "plan/migrating"
 DEALT = {

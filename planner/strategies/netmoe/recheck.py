@@ -22,8 +22,8 @@ from ....solvers.rehoming import fault
 from ....traces.count_form import CountTrace
 from ...certify.certificate import Certificate
 from ...evaluate.metrics import EXCHANGE
-from ...options import SamplePolicyOptions
 from ..strategy import Again
+from .options import SamplePolicyOptions
 from .policy import PLAN, TRIED, fitted_predictor, locality, over, tried
 
 CLOSE = 1e-4  # relative to the largest: float32

@@ -8,7 +8,7 @@ from ...document import Section, Text
 from ...evaluate.metrics import COPIES, EXCHANGE, FAR_BYTES, MOVED, NODE_COPIES
 from ...evaluate.price import STEP
 from ...figures import TimeUnit, find, percent, value
-from ...options import SamplePolicyOptions
+from .options import SamplePolicyOptions
 
 SAVED = {
     FAR_BYTES: "bytes between nodes",

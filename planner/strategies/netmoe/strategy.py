@@ -21,11 +21,11 @@ from ...evaluate.journey import Contender, Journey, today
 from ...evaluate.metrics import COPIES, EXCHANGE, FAR_BYTES, NODE_COPIES
 from ...evaluate.scene import Scene
 from ...figures import percent
-from ...options import SamplePolicyOptions
 from ...params import Params
 from ...task import Task
 from ..strategy import Solution, Strategy, sidecar
 from . import NetmoeParams
+from .options import SamplePolicyOptions
 from .policy import PLAN, TRIED, fitted_predictor, locality, over, tried
 from .recheck import recheck
 from .sections import remarks, sections

@@ -166,11 +166,11 @@ def test_what_is_not_recomputed_is_listed(plain: Made, timed: Made) -> None:
     assert any(line.startswith("decisions, objective and bound") for line in bare.unchecked)
     alone = certify(plan)
     assert alone.checks == ["placement rules", "gap of placement"]
-    assert "structure only" in alone.summary("plan.json", None)
+    assert "structure only" in alone.summary("plan.json")
     replicated = certify(planned(trace, cluster="1x4", redundant=4), trace.path)
     assert "objective (expected_hops_kept)" in replicated.unchecked
     assert "objective" not in replicated.checks
-    assert "unchecked" in replicated.summary("plan.json", trace.path)
+    assert "unchecked" in replicated.summary("plan.json")
     trace, _, plan = timed
     untimed = certify(plan, trace.path)
     listed = {"predicted seconds (give the plan's profile)", "the gain of the verdict", "the profile's hash"}

@@ -15,10 +15,10 @@ from moeplan.planner.certify.naive import count_samples, naive_replay
 from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.scene import Scene
-from moeplan.planner.evaluate.splits import SampleIndex
 from moeplan.planner.evaluate.step_size import StepSize
 from moeplan.planner.evaluate.tally import Tally
 from moeplan.planner.evaluate.traffic import SampleCounts
+from moeplan.planner.evaluate.units import SampleIndex
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.traces.schema import PHASES

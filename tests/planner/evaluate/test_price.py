@@ -16,7 +16,7 @@ from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.price import price
 from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.scene import Passes, Scene
-from moeplan.planner.evaluate.splits import index_samples, index_units
+from moeplan.planner.evaluate.units import index_samples, index_units
 from moeplan.profilers.cases import CASES
 from moeplan.profilers.cases.routed_exchange import ways
 from moeplan.profilers.cluster import Cluster

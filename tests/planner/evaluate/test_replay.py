@@ -17,9 +17,9 @@ from moeplan.planner.evaluate.evaluate import evaluate
 from moeplan.planner.evaluate.journey import Contender, Journey
 from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.scene import Passes
-from moeplan.planner.evaluate.splits import SampleIndex, index_samples
 from moeplan.planner.evaluate.tally import COUNTS
 from moeplan.planner.evaluate.traffic import SampleCounts
+from moeplan.planner.evaluate.units import SampleIndex, index_samples
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.traces.schema import TokenBatch

@@ -20,11 +20,12 @@ from moeplan.planner import solve
 from moeplan.planner.certify import certify
 from moeplan.planner.evaluate.evaluate import evaluate
 from moeplan.planner.evaluate.journey import Journey, today
-from moeplan.planner.options import AutoOptions
 from moeplan.planner.report.plan import solve_report
 from moeplan.planner.solve import Decided, decide, plan_and_today, task_for
 from moeplan.planner.strategies.auto import AutoParams, search, sections
-from moeplan.planner.strategies.auto.search import Candidate, Component, Components, Search
+from moeplan.planner.strategies.auto.candidate import Candidate, Component, Components
+from moeplan.planner.strategies.auto.options import AutoOptions
+from moeplan.planner.strategies.auto.search import Search
 from moeplan.planner.strategies.exflow.strategy import Exflow
 from moeplan.planner.strategies.luffy.strategy import Luffy
 from moeplan.planner.strategies.registry import STRATEGIES, strategy

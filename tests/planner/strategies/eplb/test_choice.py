@@ -9,9 +9,10 @@ import pytest
 
 from benchmarks.cases.eplb_choice import LARGE, SMALL, decoding, outcomes, recorded
 from moeplan.planner.certify import certify
-from moeplan.planner.options import Choice, PlacementOptions, Trial
 from moeplan.planner.strategies.eplb import EplbParams
 from moeplan.planner.strategies.eplb import choice as choosing
+from moeplan.planner.strategies.eplb.options import Choice, Trial
+from moeplan.planner.strategies.placement_options import PlacementOptions
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import eplb
 from moeplan.solvers.balance import step_balance

@@ -9,7 +9,7 @@ import pytest
 
 from moeplan.errors import UsageError
 from moeplan.planner.certify import certify
-from moeplan.planner.options import PlacementOptions
+from moeplan.planner.strategies.placement_options import PlacementOptions
 from moeplan.planner.strategies.registry import strategy
 from tests.builders import known, model
 from tests.oracles.splits import split_ratios

@@ -11,7 +11,7 @@ from moeplan.errors import UsageError
 from moeplan.planner import task
 from moeplan.planner.certify import certify
 from moeplan.planner.evaluate.replay import step_loads
-from moeplan.planner.options import Candidate, Redundancy
+from moeplan.planner.strategies.eplb.options import Candidate, Redundancy
 from moeplan.planner.strategies.eplb.sections import write_redundancy
 from moeplan.solvers import eplb
 from moeplan.solvers.balance import step_balance

@@ -9,7 +9,8 @@ import pytest
 from moeplan.errors import MismatchError, UsageError
 from moeplan.planner.certify import certify
 from moeplan.planner.compare import compare
-from moeplan.planner.options import PlacementOptions, Replanned
+from moeplan.planner.strategies.exflow.options import Replanned
+from moeplan.planner.strategies.placement_options import PlacementOptions
 from moeplan.runtime.plan import load
 from moeplan.solvers.exflow.replan import reconsider
 from moeplan.solvers.moves import experts_moved

@@ -12,11 +12,11 @@ import pytest
 
 from moeplan.errors import MoeplanError
 from moeplan.planner.certify import certify
+from moeplan.planner.evaluate.cohort import Cohort
 from moeplan.planner.evaluate.evaluate import evaluate
 from moeplan.planner.evaluate.homes import Dealing, Homes, Rehoming, stay
 from moeplan.planner.evaluate.journey import Contender, Journey
 from moeplan.planner.evaluate.replay import replay
-from moeplan.planner.evaluate.splits import Cohort
 from moeplan.planner.evaluate.traffic import SampleCounts, SampleTraffic
 from moeplan.planner.strategies.netmoe.policy import fit_predictor
 from moeplan.planner.strategies.netmoe.strategy import Netmoe

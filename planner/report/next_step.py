@@ -1,0 +1,36 @@
+"""The command or the call that comes next, once a plan is solved, and once it is applied."""
+
+from pathlib import Path
+
+from ...runtime.exports import ENGINES, engines_of
+from ...runtime.plan import Plan
+from ..options import EvaluationOptions
+from ..strategies.registry import chosen_by, decided_by
+from .answer import NOTHING_TO_GAIN, WORSE, doubt
+
+RUNTIME_ALONE = ", in moeplan.runtime; for an engine: moeplan solve --engine NAME"
+
+
+def after_solve(plan: Plan, path: Path) -> str:
+    """The command that carries a plan out; for a plan that does not pay, what else to try."""
+    chosen, verdict = chosen_by(plan), plan.verdict
+    flags = [one.apply_flags(plan) for one in (*reversed(chosen), *reversed(decided_by(plan)))]
+    carry_out = f"moeplan apply {path}{''.join(filter(None, flags))}"
+    if verdict is None or verdict.value == "benefit":
+        if None not in flags:
+            serves = verdict is not None and EvaluationOptions.of(plan).use != "training"
+            return carry_out + RUNTIME_ALONE * (serves and not engines_of(plan))
+    elif verdict.gain.low is None and verdict.gain.value > 0:  # one step: `apply` leaves it to the user
+        return f"record more, or {carry_out}"
+    if doubt(plan) in (NOTHING_TO_GAIN, WORSE):
+        others = "" if chosen else "; moeplan solve without --strategy tries all"
+        return f"nothing to apply: keep what runs today{others}"
+    return "nothing to apply: record more, and solve again"
+
+
+def after_apply(plan: Plan, path: Path) -> str:
+    """The call that runs the active plan, and the command that writes it for the engines that can."""
+    training = EvaluationOptions.use_in(plan) == "training"
+    engines = [name for name in engines_of(plan) if ENGINES[name].trains or not training]
+    other = f", or moeplan apply {path} --engine {'|'.join(engines)} -o DIR" if engines else ""
+    return f"next: moeplan.runtime.load_plan() in your loop{other}"
