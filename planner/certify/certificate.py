@@ -34,19 +34,22 @@ class Certificate:
     replayed: bool = False
 
     def summary(self, plan: object) -> str:
-        """List the checks made and those left out, a line each."""
+        """Whether a plan is certified, in a line."""
         if self.trace is None:
             checks = ", ".join(self.checks)
             return f"NOT certified {plan}: structure only ({checks}); no trace to hold its figures against"
         word = "certified" if self.replayed else "NOT certified"
-        lines = [
+        return (
             f"{word} {plan} against {self.trace}: {self.figures} figures recomputed, largest relative difference"
-            f" {self.largest_difference:.1g}",
-            f"checked   {', '.join(self.checks)}",
-        ]
-        if self.unchecked:
-            lines.append(f"unchecked {', '.join(self.unchecked)}")
-        return "\n".join(lines)
+            f" {self.largest_difference:.1g}"
+        )
+
+    def details(self) -> list[str]:
+        """The checks made and those left out, a line each."""
+        if self.trace is None:
+            return []
+        rows = {"checked": self.checks, "unchecked": self.unchecked}
+        return [f"{name:<9} {', '.join(what)}" for name, what in rows.items() if what]
 
     def checked(self, what: str) -> None:
         """Record a check, once."""

@@ -111,7 +111,8 @@ def apply(
         certificate = certified(loaded, plan, trace, profile)
         result, lines = carry_out()
         result = {"plan": str(plan), "certified_against": certificate.trace} | result
-        lines.append(certificate.summary(plan))
+        left = f"; {len(certificate.unchecked)} claims unchecked: moeplan certify" if certificate.replayed else ""
+        lines.append(certificate.summary(plan) + left)
         lines += [] if engine or command else [after_apply(loaded, plan)]
     if as_json:
         print_json(result)

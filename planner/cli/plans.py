@@ -159,7 +159,7 @@ def certify(
     if as_json:
         print_json({"plan": str(plan)} | asdict(certificate))
     else:
-        console().print(certificate.summary(plan))
+        console().print("\n".join([certificate.summary(plan), *certificate.details()]))
     if not certificate.replayed:
         raise InputError(f"{plan}: not certified: {_lacking(loaded, certificate)}")
 
