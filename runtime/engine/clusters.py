@@ -16,6 +16,7 @@ from .copies import Copies
 BLOCK = 1024  # most rows that are compared with one another: cost is linear in tokens beyond
 NARROWEST = 0.8  # of the widest block of a batch, whose rows the others are padded to
 NARROWEST_CUDA = 0.3  # to start a batch takes longer there than padding
+STRIP = 128  # rows at least, of a block
 MOST_PAIRS = 2**20  # of a batch; 64 times as many on a GPU
 
 # The row that stands for each, [B, w], by how much more each could be apart from each and still serve it [B, w, w]:
@@ -47,7 +48,7 @@ def clusters(copies: Copies, x_TM: Tensor, share_nK: Tensor, reach_n: Tensor, co
         u_TM = functional.normalize(x_TM.float(), dim=1)
         for place_Bw, real_Bw in _batches(*_grouped(copies, reach_n)):
             u_BwM = u_TM[copies.row[place_Bw]]
-            room_Bww = (u_BwM @ u_BwM.mT).mul_(-2).add_(2).clamp_(min=0).sqrt_().neg_()  # reach - d: (1)
+            room_Bww = products(u_BwM).mul_(-2).add_(2).clamp_(min=0).sqrt_().neg_()  # reach - d: (1)
             if share_nK.shape[1] > 1:
                 room_Bww.sub_(_apart(share_nK[place_Bw].float()), alpha=0.5)
             room_Bww.add_(reach_n[place_Bw].float().where(real_Bw, -torch.inf)[:, None, :])
@@ -68,6 +69,19 @@ def _grouped(copies: Copies, reach_n: Tensor) -> tuple[Tensor, Tensor]:
         key_n, most = key_n * span + ids_n + 1, most * span
     group_n, size_g = torch.unique(key_n, return_inverse=True, return_counts=True)[1:]
     return free_n[group_n.argsort(stable=True)], size_g
+
+
+def products(u_BwM: Tensor) -> Tensor:
+    """u_i u_j `[B, w, w]`; of wide blocks on a CPU each pair of strips once, which spares up to 7 of 16 products."""
+    width = u_BwM.shape[1]
+    if u_BwM.is_cuda or width < 2 * STRIP:
+        return u_BwM @ u_BwM.mT
+    products_Bww, strip = u_BwM.new_empty(len(u_BwM), width, width), -(-width // (width // STRIP))
+    for start in range(0, width, strip):
+        end = start + strip
+        products_Bww[:, start:end, start:] = u_BwM[:, start:end] @ u_BwM[:, start:].mT
+        products_Bww[:, end:, start:end] = products_Bww[:, start:end, end:].mT
+    return products_Bww
 
 
 def _apart(share_BwK: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from moeplan.planner.demo.model import Experts
 from moeplan.profilers.routed import partial_sums
 from moeplan.runtime.engine.chunks import Chunks
-from moeplan.runtime.engine.clusters import BLOCK, clusters, nearest, priority, rounds, star
+from moeplan.runtime.engine.clusters import BLOCK, STRIP, clusters, nearest, priority, products, rounds, star
 from moeplan.runtime.engine.condenser import standing
 from moeplan.runtime.engine.copies import Copies, select
 from moeplan.runtime.engine.fold import Fold, asked
@@ -92,6 +92,13 @@ def test_large_groups_are_compared_in_blocks_of_about_equal_size() -> None:
     stands = rows.found(0.01)  # equal rows: one of each of three blocks stands for all of it
     assert distinct(stands).tolist() == [0, 683, 1366]
     assert [int((stands == first).sum()) for first in (0, 683, 1366)] == [683, 683, 684]
+
+
+@pytest.mark.parametrize("width", [1, 2 * STRIP - 1, 2 * STRIP, 3 * STRIP + 1, BLOCK - 1, BLOCK])
+def test_products_of_a_wide_block_are_those_of_all_pairs(width: int) -> None:
+    rows_BwM = torch.randn(2, width, 5, generator=torch.Generator().manual_seed(width))
+    expected = np.einsum("biM,bjM->bij", *[rows_BwM.double().numpy()] * 2)
+    np.testing.assert_allclose(products(rows_BwM).numpy(), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 4])
