@@ -304,7 +304,7 @@ def _bounds(plans: Sequence[LoadedPlan], rule: ReplayRule | None, scene: Scene) 
 def _compared(plan: LoadedPlan, first: LoadedPlan, evaluated: Evaluated, scene: Scene) -> Compared:
     """A plan against today and, but the first itself, against the first."""
     label, base, new = plan.contender.label, first.contender, plan.contender.journey.placement
-    metric, at_least = plan.judged_on(scene), plan.strategy.pays_from
+    metric, at_least = plan.judged_on(scene), plan.strategy.min_gain
     today = verdict(evaluated, metric, against=plan.beside[0].label, of=label, at_least=at_least)
     if plan is first:
         return Compared(plan.path, plan.plan, label, today)

@@ -106,7 +106,7 @@ def _check_evidence(plan: Plan) -> None:
     if [one.label for one in evaluation.fit.contenders] != labels:
         raise CertificationError(f"contenders {labels} of one part; expected those of the other")
     whole = verdict.metric == STEP and ATTENTION in evaluation.judging.contenders[1].metrics
-    _check_verdict(plan, usual, 0.0 if whole else last.pays_from)
+    _check_verdict(plan, usual, 0.0 if whole else last.min_gain)
 
 
 def _check_verdict(plan: Plan, usual: str, at_least: float) -> None:

@@ -36,7 +36,7 @@ class Choice(Record):
     @property
     def chosen(self) -> By:
         """The candidate whose gain is surely highest; EPLB as published where none surely gains."""
-        best = max(self.candidates, key=lambda one: one.low, default=None)
+        best = max(self.candidates, key=lambda trial: trial.low, default=None)
         return best.by if best is not None and best.low > 0 else "published"
 
 
@@ -63,9 +63,15 @@ class Redundancy(Record):
     @property
     def chosen(self) -> Candidate:
         """The one with the fewest whose metric is within 2 % of the best."""
-        figures = [one.balance if self.metric == "balance" else one.seconds or 0.0 for one in self.candidates]
-        good = [one for one, figure in zip(self.candidates, figures, strict=True) if figure <= NEAR * min(figures)]
-        return min(good, key=lambda one: one.redundant)
+        figures = [
+            candidate.balance if self.metric == "balance" else candidate.seconds or 0.0 for candidate in self.candidates
+        ]
+        good = [
+            candidate
+            for candidate, figure in zip(self.candidates, figures, strict=True)
+            if figure <= NEAR * min(figures)
+        ]
+        return min(good, key=lambda candidate: candidate.redundant)
 
 
 class Member(Record):

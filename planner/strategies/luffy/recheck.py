@@ -13,11 +13,11 @@ from ....solvers.luffy.bound import least_seconds
 from ....solvers.netmoe.bottleneck import Channels
 from ...certify.certificate import Certificate
 from ..netmoe.recheck import Naive, busiest_port, check_fit, check_outcome, check_over, least, of_policy, weighted_ports
-from ..strategy import Again
+from ..strategy import Recheck
 from .law import law_for
 
 
-def recheck(plan: Plan, again: Again | None, certificate: Certificate) -> None:
+def recheck(plan: Plan, again: Recheck | None, certificate: Certificate) -> None:
     """Recheck a plan as `Strategy.recheck` says."""
     decision, options = of_policy(plan)
     law, outcome = decision.attention, plan.outcome["sample_policy"]

@@ -49,9 +49,9 @@ class Luffy(Netmoe):
         """Padding as asked for."""
         return LuffyParams.of(task.params).batches == "padded"
 
-    def variants(self, task: Task) -> Sequence[Params]:
+    def variants(self, task: Task, engine: str | None = None) -> Sequence[Params]:
         """The usual ones where NetMoE has none: attention and exchanges are timed."""
-        return () if super().variants(task) else (LuffyParams(),)
+        return () if super().variants(task, engine) else (LuffyParams(),)
 
     def judged_on(self, scene: Scene, dispatch_model: DispatchModel) -> str:
         """Seconds of attention and both exchanges."""
