@@ -18,6 +18,7 @@ from pydantic_core import to_json
 from ..errors import InputError
 from ..files import size_of, validated
 from ..profilers.cluster import Cluster
+from ..solvers import ports
 from ..solvers.luffy.attention import Law
 from ..solvers.placement import Placement, ReplicaRule
 from ..traces.model import NOT_ROUTED, ModelSpec
@@ -30,7 +31,7 @@ MAX_DEGREE = 65_536
 MAX_CAPACITY_FACTOR = 1024
 MAX_SIDECAR_BYTES = 2**30
 MOST_STEPS, MOST_RECORDS, MOST_EVALUATIONS = 10**9, 4096, 100_000  # of rebalancing
-DispatchModel = Literal["standard", "coherent", "migrating"]
+DispatchModel = ports.DispatchModel
 DISPATCH_MODELS: tuple[DispatchModel, ...] = get_args(DispatchModel)
 TRAINED: frozenset[DispatchModel] = frozenset({"standard", "migrating"})  # under which gradients flow
 WIRED: DispatchModel = "standard"  # under which hidden vectors travel in another form
