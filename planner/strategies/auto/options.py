@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 from ....runtime.decisions import DispatchModel, Record
 from ....runtime.plan import Metric
 from ....solvers.outcome import Status
+from ...evaluate.metrics import Currency
 from ...options import Options
 
-Currency = Literal["step_s", "experts_s", "balance"]
 Ended = Literal[Status.FEASIBLE, Status.TIME_LIMIT, Status.INTERRUPTED]
 
 

@@ -22,14 +22,14 @@ from ....runtime.plan import Metric
 from ....solvers.outcome import Status
 from ...evaluate.evaluate import MATTERS, Evaluated, evaluate
 from ...evaluate.journey import Contender, journey_of, today
-from ...evaluate.metrics import BALANCE, EXPERTS, METRICS, Figures
+from ...evaluate.metrics import BALANCE, EXPERTS, METRICS, Currency, Figures
 from ...evaluate.price import STEP
 from ...figures import percent
 from ...task import Task
 from ..registry import STRATEGIES, strategy
 from . import AutoParams
 from .candidate import MIN_SEARCH_S, Candidate, Component, Components, best_of_each, named, ranked, record, searches
-from .options import AutoOptions, Currency, Ended, Tried
+from .options import AutoOptions, Ended, Tried
 
 if TYPE_CHECKING:
     from ...solve import Decided

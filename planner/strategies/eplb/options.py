@@ -5,11 +5,11 @@ from typing import Literal
 from pydantic import Field
 
 from ....runtime.decisions import Record, Sha256
+from ...evaluate.metrics import BALANCE, Currency
 from ...options import Reason
 
 Refined = Literal["sum", "steps", "robust"]
 By = Literal["published"] | Refined  # what a placement of eplb is made by
-TimedMetric = Literal["step_s", "experts_s"]
 NEAR = 1.02  # of the best: as good
 
 
@@ -56,7 +56,7 @@ class Candidate(Record):
 class Redundancy(Record):
     """Numbers of redundant experts weighed against each other, and the metric."""
 
-    metric: TimedMetric | Literal["balance"]  #: What the fewest within 2 % of the best were chosen by
+    metric: Currency  #: What the fewest within 2 % of the best were chosen by
     held_out: bool  #: Whether they were weighed on a part of the fitted units that they were not placed by
     candidates: tuple[Candidate, ...] = Field(min_length=1)
 
@@ -64,7 +64,7 @@ class Redundancy(Record):
     def chosen(self) -> Candidate:
         """The one with the fewest whose metric is within 2 % of the best."""
         figures = [
-            candidate.balance if self.metric == "balance" else candidate.seconds or 0.0 for candidate in self.candidates
+            candidate.balance if self.metric == BALANCE else candidate.seconds or 0.0 for candidate in self.candidates
         ]
         good = [
             candidate

@@ -23,7 +23,7 @@ from ...certify.certificate import Certificate
 from ...certify.recounted import count_fitted
 from ...evaluate.evaluate import evaluate
 from ...evaluate.journey import EVENLY, Contender, Journey
-from ...evaluate.metrics import BALANCE, EXPERTS, TAIL, load_metric
+from ...evaluate.metrics import BALANCE, EXPERTS, TAIL, TimedMetric, load_metric
 from ...evaluate.price import STEP
 from ...evaluate.scene import Scene
 from ...options import EvaluationOptions
@@ -34,7 +34,7 @@ from ..placement_options import PlacementOptions
 from ..strategy import Recheck, Solution
 from . import EplbParams
 from .choice import BY_STEPS, choose, left_out, loads_by, solved, tried_by
-from .options import By, Candidate, Choice, Member, Redundancy, TimedMetric
+from .options import By, Candidate, Choice, Member, Redundancy
 from .sections import remarks, sections
 
 # Options of a plan that are its own.

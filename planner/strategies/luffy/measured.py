@@ -197,7 +197,7 @@ def measured(scene: Scene, journey: Journey, named: str, text: Path) -> list[Mea
             " that it was recorded on"
         )
     shape, parts = (scene.cluster.num_devices, scene.cluster.devices_per_node), list[Measured]()
-    for cohort, ((choose, _),) in zip(scene.cohorts, choosers(trace, scene, [journey]), strict=True):
+    for cohort, ((choose, _),) in zip(scene.cohorts, choosers(scene, [journey]), strict=True):
         assert cohort.step is not None
         assert cohort.home is not None
         row_U = np.where(cohort.step >= 0, cohort.step_of_row[cohort.step], -1)
