@@ -290,8 +290,10 @@ def _check(
 
 def _bounds(plans: Sequence[LoadedPlan], rule: ReplayRule | None, scene: Scene) -> dict[str, list[SplitBound]]:
     """Bounds of the plans whose steps are split exactly, by label."""
-    own = [plan.contender.named(plan.path, replica_rule=rule or plan.contender.journey.replica_rule) for plan in plans]
-    stay = [contender for contender in own if contender.journey.following is None]
+    contenders = [
+        plan.contender.named(plan.path, replica_rule=rule or plan.contender.journey.replica_rule) for plan in plans
+    ]
+    stay = [contender for contender in contenders if contender.journey.following is None]
     split = [
         contender
         for contender in stay

@@ -149,11 +149,11 @@ def _check_seconds(plan: Plan) -> None:
                         f"{one.label}: {name} {metric.value} from {metric.low} to {metric.high}; expected a rising"
                         " interval of figures (seconds too) of at least 0"
                     )
-            found = set(filter(is_timed, one.metrics))
+            given = set(filter(is_timed, one.metrics))
             expected = seconds_names(plan, one) if could else set()
-            if found != expected:
+            if given != expected:
                 raise CertificationError(
-                    f"{one.label}: seconds {sorted(found)}; what times it gives {sorted(expected)}: other metrics or"
+                    f"{one.label}: seconds {sorted(given)}; what times it gives {sorted(expected)}: other metrics or"
                     " seconds than the plan's"
                 )
 

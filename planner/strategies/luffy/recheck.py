@@ -78,10 +78,10 @@ def _bound(one: Naive, attention: Attention, channels: Channels) -> float:
     """Lower bound on the time of any homes, at the solver's weights of ports and devices. Any weights prove a bound."""
     law, size = attention.law, one.traffic.gather.shape[1]
     room = one.room if law.numbers == "equal" else len(one.home)
-    found = least_seconds(one.traffic, attention, np.full(size, room), channels)
-    weights = np.maximum(found.port_weights, 0.0)
+    bounds = least_seconds(one.traffic, attention, np.full(size, room), channels)
+    weights = np.maximum(bounds.port_weights, 0.0)
     weights = weights / np.maximum(weights.sum(axis=(1, 2, 3), keepdims=True), 1.0)
-    device_D = np.maximum(found.device_weights, 0.0)
+    device_D = np.maximum(bounds.device_weights, 0.0)
     device_D = device_D / max(float(device_D.sum()), 1.0)
     start, cost_ID = weighted_ports(one.traffic, weights, channels)
     if not attention.follows:

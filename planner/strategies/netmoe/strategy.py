@@ -100,19 +100,19 @@ class Netmoe(Strategy):
         before the first layer (dealt); under a base's placement samples that stay (base), and the policy fitted under
         contiguous experts.
         """
-        own = Contender("plan", journey)
+        planned = Contender("plan", journey)
         assert isinstance(journey.homes, Rehoming)
-        rows = [own.named("oracle", homes=replace(journey.homes, oracle=True, bounded=None))]
+        rows = [planned.named("oracle", homes=replace(journey.homes, oracle=True, bounded=None))]
         if journey.homes.predictor is not None:
-            rows.append(own.named("unpredicted", homes=replace(journey.homes, predictor=None, bounded=None)))
+            rows.append(planned.named("unpredicted", homes=replace(journey.homes, predictor=None, bounded=None)))
         if task.base is not None and task.base.decisions.names:
-            rows.append(own.named("base", dispatch_model="standard", homes=stay))
+            rows.append(planned.named("base", dispatch_model="standard", homes=stay))
         if plan.placement is not None:
             in_order = today(plan.model, plan.cluster, journey.placement.slots).journey.placement
             predictor = None if journey.homes.predictor is None else fitted_predictor(task, in_order)
             rehoming = replace(journey.homes, predictor=predictor, bounded=None)
-            rows.append(own.named("contiguous", placement=in_order, homes=rehoming))
-        return [*rows, own.named("dealt", dispatch_model="standard", homes=Dealing())]
+            rows.append(planned.named("contiguous", placement=in_order, homes=rehoming))
+        return [*rows, planned.named("dealt", dispatch_model="standard", homes=Dealing())]
 
     def with_figures(self, task: Task, solution: Solution, evaluated: Evaluated) -> Solution:
         """The solution with what was reached on the fitted steps, and what simpler ways leave of its gain."""
