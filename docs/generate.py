@@ -52,7 +52,9 @@ def plan_schema() -> str:
 
 
 def _classes(module: ModuleType) -> list[type]:
-    return [kind for kind in vars(module).values() if inspect.isclass(kind) and kind.__module__ == module.__name__]
+    return [
+        kind for kind in vars(module).values() if inspect.isclass(kind) and kind.__module__.startswith(module.__name__)
+    ]
 
 
 def _explained(kind: type) -> dict[str, str]:

@@ -290,8 +290,10 @@ def _check(
 
 def _bounds(plans: Sequence[LoadedPlan], rule: ReplayRule | None, scene: Scene) -> dict[str, list[SplitBound]]:
     """Bounds of the plans whose steps are split exactly, by label."""
-    own = [plan.contender.named(plan.path, replica_rule=rule or plan.contender.journey.replica_rule) for plan in plans]
-    stay = [contender for contender in own if contender.journey.following is None]
+    contenders = [
+        plan.contender.named(plan.path, replica_rule=rule or plan.contender.journey.replica_rule) for plan in plans
+    ]
+    stay = [contender for contender in contenders if contender.journey.following is None]
     split = [
         contender
         for contender in stay
@@ -304,7 +306,7 @@ def _bounds(plans: Sequence[LoadedPlan], rule: ReplayRule | None, scene: Scene) 
 def _compared(plan: LoadedPlan, first: LoadedPlan, evaluated: Evaluated, scene: Scene) -> Compared:
     """A plan against today and, but the first itself, against the first."""
     label, base, new = plan.contender.label, first.contender, plan.contender.journey.placement
-    metric, at_least = plan.judged_on(scene), plan.strategy.pays_from
+    metric, at_least = plan.judged_on(scene), plan.strategy.min_gain
     today = verdict(evaluated, metric, against=plan.beside[0].label, of=label, at_least=at_least)
     if plan is first:
         return Compared(plan.path, plan.plan, label, today)

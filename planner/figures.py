@@ -19,7 +19,7 @@ def worded(label: str) -> str:
     return f"{name}, {dispatch_model}"
 
 
-def find(part: Part, label: str) -> Contender:
+def contender_of(part: Part, label: str) -> Contender:
     """The contender of that label."""
     labelled = {contender.label: contender for contender in part.contenders}
     if label not in labelled:
@@ -27,7 +27,7 @@ def find(part: Part, label: str) -> Contender:
     return labelled[label]
 
 
-def value(contender: Contender, metric: str) -> float:
+def figure_of(contender: Contender, metric: str) -> float:
     """A figure that every evaluation has."""
     if metric not in contender.metrics:
         raise InputError(f"the plan's evaluation of {bounded(contender.name, 80)} lacks {metric}; re-run moeplan solve")
@@ -38,7 +38,7 @@ def named(contender: Contender, part: Part, today: str) -> str:
     """Name of a contender on screen: today's baseline, or its name, with its dispatch model where several are shown."""
     if contender.label == today:
         return "today"
-    models = {one.dispatch_model for one in part.contenders}
+    models = {contender.dispatch_model for contender in part.contenders}
     return f"{contender.name}, {contender.dispatch_model}" if len(models) > 1 else contender.name
 
 
@@ -113,15 +113,17 @@ def contender_table(
     Beside the metric that the verdict is `judged` on stands how much there is of what the label `today` has; intervals
     are shown where it is `ranged`.
     """
-    columns = [Column("", [named(one, part, today) for one in part.contenders])]
+    columns = [Column("", [named(contender, part, today) for contender in part.contenders])]
     for name in metrics:
         spec = METRICS[name]
-        values = [one.metrics[name].value for one in part.contenders if name in one.metrics]
+        values = [contender.metrics[name].value for contender in part.contenders if name in contender.metrics]
         if spec.column and values and (spec.unit != "seconds" or any(values)):
             columns.append(_column(spec, part, ranged=ranged))
             if name == judged:
-                base = value(find(part, today), name)
-                columns.append(Column("% of today", [_share(one.metrics.get(name), base) for one in part.contenders]))
+                base = figure_of(contender_of(part, today), name)
+                columns.append(
+                    Column("% of today", [_share(contender.metrics.get(name), base) for contender in part.contenders])
+                )
     return Table(columns, whole=ranged)
 
 
@@ -134,7 +136,7 @@ def headlines(part: Part, judged: str) -> list[str]:
 
 def legend(part: Part, metrics: Iterable[str]) -> list[str]:
     """Legend of a table's columns, a line each."""
-    known = {name for one in part.contenders for name in one.metrics}
+    known = {name for contender in part.contenders for name in contender.metrics}
     return [
         f"{METRICS[name].column}: {METRICS[name].meaning}" for name in metrics if name in known and METRICS[name].column
     ]
@@ -142,12 +144,12 @@ def legend(part: Part, metrics: Iterable[str]) -> list[str]:
 
 def _apart(part: Part, name: str) -> bool:
     """Check whether contenders differ in a metric."""
-    values = [one.metrics[name].value for one in part.contenders if name in one.metrics]
+    values = [contender.metrics[name].value for contender in part.contenders if name in contender.metrics]
     return bool(values) and (len(values) < len(part.contenders) or max(values) > min(values))
 
 
 def _column(spec: MetricSpec, part: Part, *, ranged: bool) -> Column:
-    metrics = [one.metrics.get(spec.name) for one in part.contenders]
+    metrics = [contender.metrics.get(spec.name) for contender in part.contenders]
     header = spec.column
     text: Callable[[float], str] = partial(_cell, spec)
     if spec.unit == "seconds":
@@ -155,7 +157,7 @@ def _column(spec: MetricSpec, part: Part, *, ranged: bool) -> Column:
         header, text = f"{spec.column}, {unit.name}", unit.text
     cells = ["-" if metric is None else spanned(metric, text) if ranged else text(metric.value) for metric in metrics]
     if spec.tail is not None:
-        tails = [one.metrics.get(spec.tail) for one in part.contenders]
+        tails = [contender.metrics.get(spec.tail) for contender in part.contenders]
         cells = [f"{cell} ({tail.value:.2f})" if tail else cell for cell, tail in zip(cells, tails, strict=True)]
     return Column(header, cells)
 

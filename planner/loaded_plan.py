@@ -63,20 +63,20 @@ class LoadedPlan:
         """Baselines, today's first; each of the others leaves out one part of the plan: its placement, its chunks, its
         re-homing, its form of hidden vectors.
         """
-        own, model, cluster = self.contender, self.plan.model, self.plan.cluster
-        slots_D = own.journey.placement.slots
+        contender, model, cluster = self.contender, self.plan.model, self.plan.cluster
+        slots_D = contender.journey.placement.slots
         usual, in_slots = today(model, cluster, slots_D), contiguous_in(slots_D, model, cluster)
-        rows = [in_slots.wired(own.journey.wire)]
-        if own.journey.wire is not None:
-            rows.append(own.named(f"{self.path}, exact rows", wire=None))
-        if own.journey.dispatch_model == "coherent":
+        rows = [in_slots.wired(contender.journey.wire)]
+        if contender.journey.wire is not None:
+            rows.append(contender.named(f"{self.path}, exact rows", wire=None))
+        if contender.journey.dispatch_model == "coherent":
             rows.append(in_slots.named(in_slots.name, dispatch_model="coherent"))
-        if own.journey.cuts is not None:
-            rows.append(own.named(f"{self.path} at degree 1", cuts=None))
+        if contender.journey.cuts is not None:
+            rows.append(contender.named(f"{self.path} at degree 1", cuts=None))
         if self.moves_samples:
-            rows.append(own.named(f"{self.path}, samples staying", dispatch_model="standard", homes=None))
-        if own.journey.following is not None:
-            rows.append(own.named(f"{self.path}, replicas staying", following=None))
+            rows.append(contender.named(f"{self.path}, samples staying", dispatch_model="standard", homes=None))
+        if contender.journey.following is not None:
+            rows.append(contender.named(f"{self.path}, replicas staying", following=None))
         return [usual, *(one for one in rows if not one.journey.goes_as(usual.journey))]
 
     def check_model(self, trace: Trace | CountTrace) -> None:
@@ -137,8 +137,8 @@ def common_cluster(plans: Sequence[LoadedPlan], profile: str | os.PathLike[str] 
         if one.plan.decisions.pipeline is not None and profile is None:
             raise UsageError(f"{one.path}: its pipeline degrees change seconds only; name a profile with --profile")
     cluster = plans[0].plan.cluster
-    own = plans[0].plan.inputs.profile
-    if profile is None or (own is not None and own.sha256 == sha256_file(profile)):
+    source = plans[0].plan.inputs.profile
+    if profile is None or (source is not None and source.sha256 == sha256_file(profile)):
         return cluster
     known = load_profile(profile).cluster.links
     links = {kind: link for kind, link in known.items() if kind != "inter" or cluster.num_nodes > 1}

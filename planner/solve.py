@@ -91,14 +91,14 @@ def judge(decided: Decided) -> Solved:
     task.say("replaying the trace under the plan and its rivals")
     rivals = contenders(task, plan, decided.sidecars)
     evaluated = evaluate(task.scenes, rivals, aside=decided.solution.aside, replay=task.replay)
-    solution = chosen.finished(task, decided.solution, evaluated)
+    solution = chosen.with_figures(task, decided.solution, evaluated)
     metric = chosen.judged_on(task.scene, plan.dispatch_model)
-    found = verdict(evaluated, metric, against=rivals[1].label, at_least=chosen.pays_from)
+    judgement = verdict(evaluated, metric, against=rivals[1].label, at_least=chosen.min_gain)
     judged = {
         "options": _options(task, solution, evaluated),
         "outcome": {**plan.outcome, chosen.decides: solution.outcome},
         "evaluation": evaluated.evaluation,
-        "verdict": found.model_copy(update={"sizes": sizes(task, rivals[:2], evaluated, found.metric)}),
+        "verdict": judgement.model_copy(update={"sizes": sizes(task, rivals[:2], evaluated, judgement.metric)}),
     }
     whole = Plan.model_validate(plan.model_copy(update=judged).model_dump())
     return Solved(whole, decided.sidecars, solution.outcome.status is Status.INTERRUPTED)
@@ -118,9 +118,9 @@ def sizes(task: Task, rivals: Sequence[Contender], evaluated: Evaluated, metric:
             judged = evaluated if factor == 1 else evaluate(task.resized(factor), rivals, replay=task.replay)
         except UsageError:
             continue
-        part, found = judged.evaluation.judging, verdict(judged, metric, against=rivals[1].label)
-        if found.share is not None and all(one.tokens_per_step != part.tokens_per_step for one in gains):
-            gains.append(SizedGain(tokens_per_step=part.tokens_per_step, share=found.share))
+        part, gain = judged.evaluation.judging, verdict(judged, metric, against=rivals[1].label)
+        if gain.share is not None and all(size.tokens_per_step != part.tokens_per_step for size in gains):
+            gains.append(SizedGain(tokens_per_step=part.tokens_per_step, share=gain.share))
     return tuple(gains)
 
 
@@ -133,7 +133,7 @@ def plan_and_today(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> lis
         assert task.request.on is not None  # of the base's decisions
         return file.read(task.request.on.parent)
 
-    journey = task.strategy.own(task, plan, journey_of(plan, read))
+    journey = task.strategy.journey_of_plan(task, plan, journey_of(plan, read))
     return [Contender("plan", journey), today(plan.model, plan.cluster, journey.placement.slots)]
 
 
@@ -142,12 +142,12 @@ def contenders(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> list[Co
 
     All but today travel as the plan does. What that gains alone is beside them, and the plan without it.
     """
-    own, usual = plan_and_today(task, plan, sidecars)
-    journey, rows = own.journey, [own, usual]
+    planned, usual = plan_and_today(task, plan, sidecars)
+    journey, rows = planned.journey, [planned, usual]
     rivals = task.strategy.rivals(task, plan, journey)
     if (wire := journey.wire) is not None:
-        rows += [usual.wired(wire), own.named(EXACTLY, wire=None)]
-        rivals = [one if one.journey.wire else one.wired(wire) for one in rivals]
+        rows += [usual.wired(wire), planned.named(EXACTLY, wire=None)]
+        rivals = [rival if rival.journey.wire else rival.wired(wire) for rival in rivals]
     rows += [contiguous_in(journey.placement.slots, plan.model, plan.cluster).wired(wire), *rivals]
     return distinct(rows)
 
@@ -235,8 +235,8 @@ def _options(task: Task, solution: Solution, evaluated: Evaluated | None) -> dic
     base, decides = task.base, task.strategy.decides
     kept = {name: dict(base.options[name]) for name in base.decisions.names if name in base.options} if base else {}
     seconds = None if evaluated is None else evaluated.seconds
-    own = {decides: solution.options, "evaluation": task.evaluation_options, "seconds": seconds}
-    return kept | {name: options.model_dump(mode="json") for name, options in own.items() if options is not None}
+    records = {decides: solution.options, "evaluation": task.evaluation_options, "seconds": seconds}
+    return kept | {name: options.model_dump(mode="json") for name, options in records.items() if options is not None}
 
 
 def _kept_outcomes(task: Task, inputs: Inputs) -> dict[str, Outcome]:
@@ -248,7 +248,7 @@ def _kept_outcomes(task: Task, inputs: Inputs) -> dict[str, Outcome]:
     if base is None or base.options.get("placement", {}).get("mixture"):
         return {}
     before, judged = base.inputs, base.options.get("evaluation", {})
-    units, units_now = (one and (one.sha256, one.split) for one in (before.trace, inputs.trace))
+    units, units_now = (source and (source.sha256, source.split) for source in (before.trace, inputs.trace))
     if units != units_now or judged.get("phases") != list(request.phases):
         return {}
     profile, profile_now = (file and file.sha256 for file in (before.profile, inputs.profile))
@@ -257,5 +257,5 @@ def _kept_outcomes(task: Task, inputs: Inputs) -> dict[str, Outcome]:
         return dict(base.outcome)
     by_steps = {chosen.decides for chosen in decided_by(base) if chosen.by_steps}
     if not same_steps:
-        by_steps |= {name for name, one in base.outcome.items() if one.objective.name.startswith("step_")}
+        by_steps |= {name for name, outcome in base.outcome.items() if outcome.objective.name.startswith("step_")}
     return {name: outcome for name, outcome in base.outcome.items() if name not in by_steps}

@@ -69,7 +69,7 @@ class Task:
     @property
     def wire(self) -> Wire | None:
         """The form in which hidden vectors travel: as asked for, else that of the base or of the plan in force."""
-        return self.request.wire or next((one.decisions.wire for one in (self.base, self.previous) if one), None)
+        return self.request.wire or next((plan.decisions.wire for plan in (self.base, self.previous) if plan), None)
 
     @property
     def params(self) -> Params:
@@ -246,25 +246,25 @@ class Task:
             return [(1.0, self)]
         total, members = sum(weight for _, weight in request.mixture), []
         for path, weight in request.mixture:
-            one = dataclasses.replace(self, request=dataclasses.replace(request, trace=path, mixture=()))
-            if one.model != self.model:
+            member = dataclasses.replace(self, request=dataclasses.replace(request, trace=path, mixture=()))
+            if member.model != self.model:
                 raise MismatchError(
                     f"{path}: a trace of another model than {request.trace}; expected one model for all"
                 )
-            if one.evaluation_options != self.evaluation_options:
+            if member.evaluation_options != self.evaluation_options:
                 raise UsageError(
-                    f"{path}: it splits by {one.evaluation_options.unit}, {request.trace} by"
+                    f"{path}: it splits by {member.evaluation_options.unit}, {request.trace} by"
                     f" {self.evaluation_options.unit}, or steps and ranks are recorded in one of them alone, or one"
                     " is of decode; expected traces of one kind: count them (moeplan trace count), or give"
                     " --tokens-per-step"
                 )
-            members.append((weight / total, one))
+            members.append((weight / total, member))
         return members
 
     @property
     def scenes(self) -> list[tuple[float, Scene]]:
         """The scene of each trace, with its weight."""
-        return [(weight, one.scene) for weight, one in self.members]
+        return [(weight, member.scene) for weight, member in self.members]
 
     @property
     def judging_scenes(self) -> list[tuple[float, Scene]]:
@@ -273,7 +273,7 @@ class Task:
 
     def resized(self, factor: float) -> list[tuple[float, Scene]]:
         """The scene of each trace on the part that judges alone, in steps of another size."""
-        return [(weight, one._resized(factor)) for weight, one in self.members]
+        return [(weight, member._resized(factor)) for weight, member in self.members]
 
     def _resized(self, factor: float) -> Scene:
         devices, size = self.request.cluster.num_devices, self.size.times(factor)

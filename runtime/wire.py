@@ -1,11 +1,10 @@
 """Forms in which hidden vectors travel between devices, and the bytes that one takes."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 from ..traces.model import ModelSpec
 
 Wire = Literal["fp8"]  # an e4m3 number for each element, beside one scale
-WIRES: tuple[Wire, ...] = get_args(Wire)
 SCALE_BYTES = 4
 
 

@@ -14,6 +14,7 @@ from ..profilers.cluster import Cluster
 from .arrays import Bools, Ints
 
 LinkClass = Literal["intra", "inter"]
+DispatchModel = Literal["standard", "coherent", "migrating"]  # how tokens travel between layers
 CLASSES: tuple[LinkClass, LinkClass] = ("intra", "inter")
 
 
@@ -42,9 +43,7 @@ def remote_visits(devices: NDArray[np.integer], end: NDArray[np.integer]) -> Boo
     return new_KT
 
 
-def combined_at(
-    dispatch_model: Literal["standard", "coherent", "migrating"], here: Ints, devices: NDArray[np.integer]
-) -> Ints:
+def combined_at(dispatch_model: DispatchModel, here: Ints, devices: NDArray[np.integer]) -> Ints:
     """The device at which each token's partial results meet, `[T]`: where it is before the next layer.
 
     Parameters

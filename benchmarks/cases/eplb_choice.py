@@ -14,7 +14,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from moeplan.planner.evaluate.metrics import BALANCE
-from moeplan.planner.figures import find, value
+from moeplan.planner.figures import contender_of, figure_of
 from moeplan.planner.request import Request
 from moeplan.planner.solve import make
 from moeplan.planner.strategies.placement_options import PlacementOptions
@@ -75,8 +75,8 @@ def outcomes(scenario: Scenario) -> Iterator[Outcome]:
             assert plan.evaluation is not None
             assert plan.evaluation.held_out is not None
             assert choice is not None
-            ours, published = (find(plan.evaluation.held_out, f"{name}/standard") for name in ("plan", "eplb"))
-            yield Outcome(value(ours, BALANCE), value(published, BALANCE), choice.chosen)
+            ours, published = (contender_of(plan.evaluation.held_out, f"{name}/standard") for name in ("plan", "eplb"))
+            yield Outcome(figure_of(ours, BALANCE), figure_of(published, BALANCE), choice.chosen)
 
 
 def recorded(data: Path, *, seeds: int = SEEDS) -> Iterator[Scenario]:

@@ -16,7 +16,7 @@ from ...runtime.decisions import SidecarFile, sidecars_in
 from ...runtime.plan import Plan
 from ...traces.count_form import CountTrace
 from ..strategies.registry import chosen_by
-from ..strategies.strategy import Again, Strategy
+from ..strategies.strategy import Recheck, Strategy
 from .certificate import Certificate, certifiable_profile, certifiable_trace, check_profile, check_trace
 from .judged import check_judged
 from .recounted import mixture_of, task_of
@@ -85,7 +85,7 @@ def certify(
     for chosen in strategies:
         on_progress(f"rechecking {chosen.name}")
         own = task if chosen is last else task_of(plan, chosen, str(opened.path), timed_by)
-        again = Again(own, evaluated if chosen is last else None, place)
+        again = Recheck(own, evaluated if chosen is last else None, place)
         if chosen.decides not in plan.outcome:
             certificate.unchecked.append(f"objective of {chosen.decides}, decided for other samples, steps or seconds")
         chosen.recheck(plan, again, certificate)

@@ -99,7 +99,7 @@ def _check_verdict(
     if task.untimed and is_timed(metric):
         certificate.unchecked.append("the gain of the verdict")
         return
-    recounted = verdict(evaluated, metric, against=against, at_least=task.strategy.pays_from)
+    recounted = verdict(evaluated, metric, against=against, at_least=task.strategy.min_gain)
     if (claimed.metric, claimed.against, claimed.at_least) != (recounted.metric, recounted.against, recounted.at_least):
         raise CertificationError(
             f"verdict on {claimed.metric} against {claimed.against} from {claimed.at_least} on; {task.strategy.name} is"

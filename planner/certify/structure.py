@@ -106,7 +106,7 @@ def _check_evidence(plan: Plan) -> None:
     if [one.label for one in evaluation.fit.contenders] != labels:
         raise CertificationError(f"contenders {labels} of one part; expected those of the other")
     whole = verdict.metric == STEP and ATTENTION in evaluation.judging.contenders[1].metrics
-    _check_verdict(plan, usual, 0.0 if whole else last.pays_from)
+    _check_verdict(plan, usual, 0.0 if whole else last.min_gain)
 
 
 def _check_verdict(plan: Plan, usual: str, at_least: float) -> None:
@@ -149,11 +149,11 @@ def _check_seconds(plan: Plan) -> None:
                         f"{one.label}: {name} {metric.value} from {metric.low} to {metric.high}; expected a rising"
                         " interval of figures (seconds too) of at least 0"
                     )
-            found = set(filter(is_timed, one.metrics))
+            given = set(filter(is_timed, one.metrics))
             expected = seconds_names(plan, one) if could else set()
-            if found != expected:
+            if given != expected:
                 raise CertificationError(
-                    f"{one.label}: seconds {sorted(found)}; what times it gives {sorted(expected)}: other metrics or"
+                    f"{one.label}: seconds {sorted(given)}; what times it gives {sorted(expected)}: other metrics or"
                     " seconds than the plan's"
                 )
 

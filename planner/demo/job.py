@@ -62,7 +62,7 @@ ROUNDS = 6  # of timed forwards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class RunFigures:
     """Measurements of one run, over all ranks."""
 
     name: str
@@ -85,7 +85,7 @@ class Demo:
     folder: Path
     prefill: Plan
     decode: Plan
-    runs: list[Measured]  #: Of today, then of each plan
+    runs: list[RunFigures]  #: Of today, then of each plan
     #: Each run as a replay of the text's routing predicts it; seconds from what was measured between the forwards
     replayed: Sequence[plans.Contender]
     num_samples: int
@@ -100,7 +100,7 @@ class Trial(NamedTuple):
     path: Path
 
 
-class Share(NamedTuple):
+class RankFigures(NamedTuple):
     """Measurements of one trial on one rank, with one entry of `laps` per round."""
 
     largest_difference: float
@@ -155,10 +155,10 @@ class Job(NamedTuple):
     rounds: int  #: Of timed forwards
 
 
-class Ran(NamedTuple):
+class RankResult(NamedTuple):
     """The trials on one rank, and the reports of what was measured between them."""
 
-    shares: list[Share]
+    figures: list[RankFigures]
     reports: list[Start | Step]
 
 
@@ -186,7 +186,7 @@ def _both_halves(folder: Path, say: Callable[[int, str], None]) -> Demo:
     assert ranks is not None  # the demo starts its own ranks
     beside = _profile_beside(ranks[0].reports)
     profile.save(beside, folder / "profile-beside-run.json")
-    runs = [_measured(trial, [rank.shares[i] for rank in ranks]) for i, trial in enumerate(trials)]
+    runs = [_measured(trial, [rank.figures[i] for rank in ranks]) for i, trial in enumerate(trials)]
     replayed = _replay(other, trials, beside)
     return Demo(folder, prefill, decode, runs, replayed, len(tokens_IS), tokens_IS.size, other.meta.model)
 
@@ -244,11 +244,11 @@ def _trials(folder: Path) -> list[Trial]:
     return [*trials[:2], Trial(f"pipeline ({CHUNKS} chunks)", folder / "pipeline.json"), trials[2]]
 
 
-def _run_rank(world: World, job: Job) -> Ran:
+def _run_rank(world: World, job: Job) -> RankResult:
     """Run trials on this rank's samples of a text, every D-th, and hold them against its routing in one process."""
     trials, tokens_IS, ids_TLK, rounds = job
     sample_B = torch.arange(world.rank, len(tokens_IS), world.size)
-    tokens_BS, shares = torch.from_numpy(tokens_IS)[sample_B], list[Share]()
+    tokens_BS, figures = torch.from_numpy(tokens_IS)[sample_B], list[RankFigures]()
     with torch.inference_mode():
         expected_BSV = load_embedded()(tokens_BS)
         models = [parallelize(load_embedded(), load_plan(trial.path)) for trial in trials]
@@ -260,17 +260,17 @@ def _run_rank(world: World, job: Job) -> Ran:
                 token_T = (routed.sample * tokens_IS.shape[1] + routed.position).numpy()
                 misrouted += int((routed.ids.numpy() != ids_TLK[token_T, layer]).sum())
             largest = float(difference_BSV.max()) if difference_BSV.numel() else 0.0
-            shares.append(Share(largest, misrouted, model.traffic, []))
+            figures.append(RankFigures(largest, misrouted, model.traffic, []))
             world.report(trial.name)
         beside = Interleaved(world, harness.Request(PREDICTING, "quick"))
         for _ in range(rounds):
-            for share, model in zip(shares, models, strict=True):
+            for row, model in zip(figures, models, strict=True):
                 beside.once()
                 with stopwatch() as laps:
                     model(tokens_BS, sample_B)
-                share.laps.append(laps)
+                row.laps.append(laps)
             world.report("round")
-        return Ran(shares, [*beside.reports()])
+        return RankResult(figures, [*beside.reports()])
 
 
 def _profile_beside(reports: Sequence[Start | Step]) -> Profile:
@@ -281,16 +281,16 @@ def _profile_beside(reports: Sequence[Start | Step]) -> Profile:
     return log.profile(complete=True)
 
 
-def _measured(trial: Trial, shares: Sequence[Share]) -> Measured:
+def _measured(trial: Trial, ranks: Sequence[RankFigures]) -> RunFigures:
     def seconds(part: Literal["dispatch", "experts", "combine"]) -> float:
-        laps_DRL = np.array([[laps[part] for laps in share.laps] for share in shares])
+        laps_DRL = np.array([[laps[part] for laps in rank.laps] for rank in ranks])
         return float(np.median(laps_DRL.max(axis=0), axis=0).sum())
 
-    traffic = [share.traffic for share in shares]
-    return Measured(
+    traffic = [rank.traffic for rank in ranks]
+    return RunFigures(
         name=trial.name,
-        largest_difference=max(share.largest_difference for share in shares),
-        misrouted=sum(share.misrouted for share in shares),
+        largest_difference=max(rank.largest_difference for rank in ranks),
+        misrouted=sum(rank.misrouted for rank in ranks),
         copies=sum(one.copies for one in traffic),
         payload_bytes=sum(one.payload_bytes for one in traffic),
         kv_bytes=sum(one.kv_bytes for one in traffic),

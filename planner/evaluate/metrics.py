@@ -39,6 +39,8 @@ EXPERTS: Final = "experts_s"
 COMBINE: Final = "combine_s"
 EXCHANGE: Final = "exchange_s"
 AROUND: Final = "attention_exchange_s"
+TimedMetric = Literal["step_s", "experts_s"]
+Currency = TimedMetric | Literal["balance"]  # what candidates of any kind are compared by
 
 Compute = Callable[[Sums, Context], Summands | Floats | float | None]
 

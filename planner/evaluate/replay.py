@@ -23,7 +23,6 @@ from ...solvers.placement import BY_STEP
 from ...solvers.ports import combined_at, port_copies, remote_visits
 from ...solvers.replicas import ReplicaTable
 from ...traces.count_form import CountTrace
-from ...traces.reader import Trace
 from .cohort import Cohort, Located
 from .journey import Journey
 from .rebalancing import Held
@@ -148,7 +147,7 @@ def _walked(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: 
         return tallies
     by_step = scene.samples is not None  # those that are re-homed depend on each other in a step
     walkers = [_Walker(journey, cluster) for journey in journeys]
-    chosen = choosers(trace, scene, journeys)
+    chosen = choosers(scene, journeys)
     tallies = [
         [Tally.empty(one, cohort, cluster, ports=ports, between=between, by_step=by_step) for one in journeys]
         for cohort in cohorts
@@ -185,7 +184,7 @@ def _of_pairs(scene: Scene, journeys: Sequence[Journey], *, ports: bool) -> list
     return tallies
 
 
-def choosers(trace: Trace, scene: Scene, journeys: Sequence[Journey]) -> list[list[tuple[Choose, Held | None]]]:
+def choosers(scene: Scene, journeys: Sequence[Journey]) -> list[list[tuple[Choose, Held | None]]]:
     """Choosers of replicas, `[cohort][journey]`, and the holders of experts from step to step.
 
     A token chooses for itself, without the latter, or by all counts of its step.

@@ -12,10 +12,10 @@ from ..evaluate.price import PASSES, STEP
 from ..figures import (
     bytes_text,
     change_text,
-    find,
+    contender_of,
+    figure_of,
     percent,
     shown,
-    value,
     worded,
 )
 from ..options import EvaluationOptions, SecondsOptions
@@ -37,11 +37,11 @@ def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
     if verdict.metric not in METRICS:
         raise InputError(f"a verdict on {verdict.metric!r:.40}, which is no metric; re-run moeplan solve")
     spec, share = METRICS[verdict.metric], verdict.share or Metric(value=0.0)
-    ours = part.contenders[0] if of is None else find(part, of)
-    theirs = find(part, verdict.against)
-    base = value(theirs, verdict.metric)
+    ours = part.contenders[0] if of is None else contender_of(part, of)
+    theirs = contender_of(part, verdict.against)
+    base = figure_of(theirs, verdict.metric)
     against = "today" if is_today(verdict.against) else f"of {worded(verdict.against)}"
-    figures = f"{shown(spec, value(ours, verdict.metric))} against {shown(spec, base)} {against}"
+    figures = f"{shown(spec, figure_of(ours, verdict.metric))} against {shown(spec, base)} {against}"
     nouns = {STEP: f"of the {'' if ATTENTION in theirs.metrics else 'MoE '}step", EXPERTS: "of the experts' time"}
     noun = nouns.get(verdict.metric, spec.noun)
     interval = interval_text(share)
@@ -78,9 +78,9 @@ def carried(plan: Plan, engine: Engine) -> str:
         return ""
     tried = AutoOptions.of(plan).tried if AutoOptions.key in plan.options else ()
     kept = tuple(name for name in plan.decisions.names if name in engine.carries)
-    for one in tried:
-        if one.decisions == kept and {*one.parts} <= {*tried[0].parts} and engine.name in one.engines:
-            return f"with {engine.name}: {change_text(one.share.value)}, not {change_text(share.value)}: {why}"
+    for candidate in tried:
+        if candidate.decisions == kept and {*candidate.parts} <= {*tried[0].parts} and engine.name in candidate.engines:
+            return f"with {engine.name}: {change_text(candidate.share.value)}, not {change_text(share.value)}: {why}"
     solve = f"moeplan solve --engine {engine.name} plans for it"
     return f"{engine.name} will not reach {change_text(share.value)}: {why}; {solve}"
 
@@ -90,7 +90,11 @@ def split_words(plan: Plan) -> str:
     if plan.evaluation is None:
         return ""
     part, unseen = plan.evaluation.judging, "unseen" if plan.evaluation.held_out else "fitted"
-    figures = {one.name: one.metrics[BALANCE].value for one in part.contenders if BALANCE in one.metrics}
+    figures = {
+        contender.name: contender.metrics[BALANCE].value
+        for contender in part.contenders
+        if BALANCE in contender.metrics
+    }
     if EVENLY not in figures:
         return ""
     exact, even = figures[part.contenders[0].name], figures[EVENLY]
@@ -101,8 +105,8 @@ def answer(plan: Plan) -> str:
     """The answer: whether a plan pays, by how much, for which step, on which samples."""
     verdict, evaluation = plan.verdict, plan.evaluation
     if verdict is None or evaluation is None:
-        if own := next(filter(None, (one.answer(plan) for one in decided_by(plan))), ""):
-            return own
+        if words := next(filter(None, (strategy.answer(plan) for strategy in decided_by(plan))), ""):
+            return words
         return f"{doubt(plan) or 'benefit'}: the plan holds no figures that show it"
     part, options = evaluation.judging, EvaluationOptions.of(plan)
     unit, gain = options.unit, gain_words(verdict, part)
@@ -111,7 +115,7 @@ def answer(plan: Plan) -> str:
     if unit != "step":
         samples += f" ({part.num_steps:,} step{'s' * (part.num_steps != 1)})"
     where = f"{step_words(options, part)}, {samples}{_memory(plan)}{_reach(plan, part)}"
-    if part.contenders[0].metrics == find(part, verdict.against).metrics:
+    if part.contenders[0].metrics == contender_of(part, verdict.against).metrics:
         return f"the plan is what runs today: {gain}, {where}"
     if not (doubted := doubt(plan)):
         return f"{gain}, {where}"

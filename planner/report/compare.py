@@ -18,7 +18,7 @@ from ..document import Column, Section, Table, Text, drawn, to_console, write_pa
 from ..evaluate.metrics import METRICS
 from ..evaluate.price import STEP
 from ..evaluate.split_bounds import SplitBound
-from ..figures import bytes_text, find, percent, worded
+from ..figures import bytes_text, contender_of, percent, worded
 from .answer import gain_words, short_of, step_words
 from .remarks import copies_remarks, judged_sections, scaled_up
 
@@ -173,7 +173,7 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
     """Further remarks: exchanges, the gains when solved, and how the plans stand to the first."""
     part = comparison.part
     for row in comparison.compared:
-        ours, base = find(part, row.label), find(part, row.verdict.against)
+        ours, base = contender_of(part, row.label), contender_of(part, row.verdict.against)
         yield from (f"{printable(row.path)}: {line}" for line in copies_remarks(row.verdict, ours, base))
         solved, evaluation = row.plan.verdict, row.plan.evaluation
         if row.claimed is not None and solved is not None and evaluation is not None:  # it was judged alike

@@ -14,7 +14,7 @@ RUNTIME_ALONE = ", in moeplan.runtime; for an engine: moeplan solve --engine NAM
 def after_solve(plan: Plan, path: Path) -> str:
     """The command that carries a plan out; for a plan that does not pay, what else to try."""
     chosen, verdict = chosen_by(plan), plan.verdict
-    flags = [one.apply_flags(plan) for one in (*reversed(chosen), *reversed(decided_by(plan)))]
+    flags = [strategy.apply_flags(plan) for strategy in (*reversed(chosen), *reversed(decided_by(plan)))]
     carry_out = f"moeplan apply {path}{''.join(filter(None, flags))}"
     if verdict is None or verdict.value == "benefit":
         if None not in flags:

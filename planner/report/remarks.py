@@ -14,12 +14,12 @@ from ..figures import (
     TimeUnit,
     bytes_text,
     change_text,
+    contender_of,
     contender_table,
-    find,
+    figure_of,
     headlines,
     legend,
     percent,
-    value,
 )
 from ..options import EvaluationOptions, SecondsOptions
 from ..strategies.strategy import Strategy
@@ -62,7 +62,7 @@ def judged_sections(
 def remarks(plan: Plan, part: Part, strategies: Sequence[Strategy]) -> Iterator[str]:
     """Remarks of the strategy, and what gives seconds, where there are none."""
     assert plan.verdict is not None
-    ours, base = part.contenders[0], find(part, plan.verdict.against)
+    ours, base = part.contenders[0], contender_of(part, plan.verdict.against)
     yield from _untimed(plan, ours, base)
     if strategies:
         yield from strategies[0].remarks(plan, part)
@@ -71,13 +71,13 @@ def remarks(plan: Plan, part: Part, strategies: Sequence[Strategy]) -> Iterator[
 def doubts(plan: Plan, part: Part) -> Iterator[str]:
     """Remarks that no screen leaves out: the gain at other sizes of a step, and limits of the figures."""
     assert plan.verdict is not None
-    ours, base = part.contenders[0], find(part, plan.verdict.against)
+    ours, base = part.contenders[0], contender_of(part, plan.verdict.against)
     yield from by_size(plan.verdict, part)
     if plan.evaluation is not None and plan.evaluation.held_out is None:
         yield _fitted(EvaluationOptions.of(plan), part)
     yield from _wire(plan, part)
     yield from copies_remarks(plan.verdict, ours, base)
-    mine, theirs = (one.metrics.get(BALANCE) for one in (ours, base))
+    mine, theirs = (contender.metrics.get(BALANCE) for contender in (ours, base))
     if plan.verdict.metric != BALANCE and mine and theirs and mine.value > theirs.value * (1 + MATTERS):
         yield f"costs balance: the busiest device carries {mine.value:.2f} times the mean (today {theirs.value:.2f})"
     yield from _steps(plan, part)
@@ -102,12 +102,12 @@ def _sized(gain: SizedGain, part: Part) -> str:
 def _turn(verdict: Verdict) -> str:
     """The judged sizes at which a gain is sure and matters; empty where these are all, or none."""
     sure = [
-        one.share.low is not None and one.share.low >= verdict.at_least and one.share.value >= MATTERS
-        for one in verdict.sizes
+        gain.share.low is not None and gain.share.low >= verdict.at_least and gain.share.value >= MATTERS
+        for gain in verdict.sizes
     ]
     if all(sure) or not any(sure):
         return ""
-    sizes = [f"{one.tokens_per_step:,.0f}" for one, there in zip(verdict.sizes, sure, strict=True) if there]
+    sizes = [f"{gain.tokens_per_step:,.0f}" for gain, certain in zip(verdict.sizes, sure, strict=True) if certain]
     rising = all(sure[sure.index(True) :])
     where = f"from {sizes[0]} on" if rising else f"at {' and '.join(sizes)}"
     return f"; of these certain {where}"
@@ -117,15 +117,19 @@ def copies_remarks(verdict: Verdict, ours: Contender, base: Contender) -> Iterat
     """Warn of exchanges that take longer, or carry more bytes, although a contender judged by copies makes fewer."""
     if METRICS[verdict.metric].unit != "count":
         return
-    ours_s, base_s = ([one.metrics[name].value for name in EXCHANGES if name in one.metrics] for one in (ours, base))
-    both = all(name in one.metrics for name in (DISPATCH, COMBINE) for one in (ours, base))
+    ours_s, base_s = (
+        [contender.metrics[name].value for name in EXCHANGES if name in contender.metrics] for contender in (ours, base)
+    )
+    both = all(name in contender.metrics for name in (DISPATCH, COMBINE) for contender in (ours, base))
     if both and sum(ours_s) > sum(base_s) * (1 + MATTERS):
         parts = ", ".join(word for name, word in EXCHANGES.items() if name in ours.metrics)
         took = " per step, against ".join(map(TimeUnit.worded, (sum(ours_s), sum(base_s))))
         yield f"fewer copies, but more time: {parts} take {took}"
     if not all(name in ours.metrics for name in BYTES):
         return
-    summed = [sum(one.metrics[name].value for name in BYTES if name in one.metrics) for one in (ours, base)]
+    summed = [
+        sum(contender.metrics[name].value for name in BYTES if name in contender.metrics) for contender in (ours, base)
+    ]
     if summed[0] > summed[1] * (1 + MATTERS):
         yield (
             "fewer copies, but more bytes in total: gathering K and V costs more than the copies save"
@@ -150,12 +154,16 @@ def _wire(plan: Plan, part: Part) -> Iterator[str]:
     if (wire := plan.decisions.wire) is None:
         return
     assert plan.verdict is not None
-    base = find(part, plan.verdict.against)
-    metric = next((name for name in (STEP, EXCHANGE, *BYTES) if name in base.metrics and value(base, name)), None)
+    base = contender_of(part, plan.verdict.against)
+    metric = next((name for name in (STEP, EXCHANGE, *BYTES) if name in base.metrics and figure_of(base, name)), None)
     gains = ""
     if metric is not None:
-        with_it, without = (find(part, f"{name}/{plan.dispatch_model}") for name in (f"{base.name}, {wire}", EXACTLY))
-        alone, rest = (change_text(1 - value(one, metric) / value(base, metric)) for one in (with_it, without))
+        with_it, without = (
+            contender_of(part, f"{name}/{plan.dispatch_model}") for name in (f"{base.name}, {wire}", EXACTLY)
+        )
+        alone, rest = (
+            change_text(1 - figure_of(contender, metric) / figure_of(base, metric)) for contender in (with_it, without)
+        )
         gains = f"; {METRICS[metric].noun}: {alone} by {wire} rows alone, {rest} by the rest alone"
     yield f"{wire} rows: results change, as vectors for other devices are rounded{gains}"
 
@@ -187,7 +195,7 @@ def scaled_up(part: Part) -> str:
 
 def _untimed(plan: Plan, ours: Contender, base: Contender) -> Iterator[str]:
     """Without seconds: the experts' time by the balance, and the command that makes a profile, if there is none."""
-    mine, theirs = (one.metrics.get(BALANCE) for one in (ours, base))
+    mine, theirs = (contender.metrics.get(BALANCE) for contender in (ours, base))
     if EXPERTS in ours.metrics or mine is None or theirs is None:
         return
     less = 1 - mine.value / theirs.value
@@ -207,19 +215,21 @@ def _trust(plan: Plan, part: Part) -> Iterator[str]:
     if "seconds" not in plan.options or plan.verdict is None:
         return
     options = SecondsOptions.of(plan)
-    found, shares = options.extrapolated, dict[str, list[str]]()
-    for name in (name for name in found if name not in PASSES or len(found) == 1):  # passes are of the other parts
-        shares.setdefault(percent(found[name]), []).append(METRICS[name].column)
+    extrapolated, shares = options.extrapolated, dict[str, list[str]]()
+    for name in (
+        name for name in extrapolated if name not in PASSES or len(extrapolated) == 1
+    ):  # passes are of the other parts
+        shares.setdefault(percent(extrapolated[name]), []).append(METRICS[name].column)
     if listed := "; ".join(f"{', '.join(names)} in {share} of layers" for share, names in shares.items()):
         yield f"outside the sizes measured, so that their seconds are extrapolated: {listed}"
     if options.other_dtype:
         yield f"{' and '.join(options.other_dtype)} as measured in another dtype than the model's"
     if options.noisy and METRICS[plan.verdict.metric].unit == "seconds":
         yield f"timed by curves of a NOISY machine: {', '.join(options.noisy)}; profile again when it is quiet"
-    judged = part.contenders[0], find(part, plan.verdict.against)
-    if plan.verdict.metric != STEP and all(STEP in one.metrics for one in judged):
+    judged = part.contenders[0], contender_of(part, plan.verdict.against)
+    if plan.verdict.metric != STEP and all(STEP in contender.metrics for contender in judged):
         yield f"judged by {METRICS[plan.verdict.metric].noun}: the two steps do not time the same passes"
-    models = {one.dispatch_model for one in judged}
+    models = {contender.dispatch_model for contender in judged}
     if "attention" in options.missing and len(models) > 1 and plan.verdict.metric == STEP:
         yield "attention is not timed; its time differs when tokens do not return home"
     if plan.inputs.profile is None:  # `_untimed` says how to have one

@@ -27,7 +27,7 @@ from ..evaluate.units import loads_of
 from ..params import Params, PlacementParams
 from ..task import Task
 from .placement_options import PlacementOptions
-from .strategy import Again, Solution, Strategy
+from .strategy import Recheck, Solution, Strategy
 
 if TYPE_CHECKING:
     from ..certify.certificate import Certificate
@@ -96,7 +96,7 @@ class Contiguous(PlacementStrategy):
     name = "contiguous"
     dispatch_models = ("standard", "coherent")
 
-    def variants(self, task: Task) -> Sequence[Params]:
+    def variants(self, task: Task, engine: str | None = None) -> Sequence[Params]:
         """Nothing to try: this is today's placement."""
         return ()
 
@@ -107,7 +107,7 @@ class Contiguous(PlacementStrategy):
         placed = contiguous.solve(num_layers, num_experts, task.request.cluster, slots=task.slots)
         return self.solution(placed, task)
 
-    def recheck(self, plan: Plan, again: Again | None, certificate: "Certificate") -> None:
+    def recheck(self, plan: Plan, again: Recheck | None, certificate: "Certificate") -> None:
         """Recheck that the objective is the balance of equal loads."""
         placement, _ = stated_placement(plan, self.name, ())
         if "placement" not in plan.outcome:

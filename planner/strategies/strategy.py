@@ -45,7 +45,7 @@ def sidecar(kind: str, contents: bytes | None) -> tuple[SidecarFile | None, dict
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Recheck:
     """A plan that is certified on its trace: its task, counted anew, and the folder of its sidecars."""
 
     task: "Recounted"
@@ -66,7 +66,7 @@ class Strategy:
     dispatch_models: ClassVar[tuple[DispatchModel, ...]] = ("standard",)
     beside: ClassVar[frozenset[str]] = frozenset()  #: Decisions that its base (`--on`) may hold
     #: Share of the baseline's value that a gain must be above to pay for what no metric but `step_s` holds
-    pays_from: ClassVar[float] = 0.0
+    min_gain: ClassVar[float] = 0.0
     #: The outcome depends on the steps, the profile and the links, not on the fitted units alone
     by_steps: ClassVar[bool] = False
     #: Steps are its units, and later ones are held out: it decides between steps, by what it has seen
@@ -117,11 +117,11 @@ class Strategy:
 
         return STRATEGIES[self.name].params()
 
-    def variants(self, task: "Task") -> Sequence[Params]:
-        """The parameters that auto tries for a task."""
+    def variants(self, task: "Task", engine: str | None = None) -> Sequence[Params]:
+        """The parameters that auto tries for a task, of plans that an engine must carry out where one is named."""
         return (self.usual,)
 
-    def apart(self, task: "Task") -> str:
+    def why_auto_skips(self, task: "Task") -> str:
         """Why auto leaves it out although it may serve the task; empty where there is nothing to say."""
         return ""
 
@@ -144,7 +144,7 @@ class Strategy:
         """Lower bound: a journey at least as fast as any decision of this strategy gives; None: not known."""
         return None
 
-    def own(self, task: "Task", plan: Plan, journey: Journey) -> Journey:
+    def journey_of_plan(self, task: "Task", plan: Plan, journey: Journey) -> Journey:
         """Journey to judge the plan on; a strategy may add bounds."""
         return journey
 
@@ -156,14 +156,14 @@ class Strategy:
         """The metric of the verdict where `step_s` cannot be compared."""
         return copies_metric(dispatch_model, scene.cluster)
 
-    def recheck(self, plan: Plan, again: Again | None, certificate: "Certificate") -> None:
+    def recheck(self, plan: Plan, again: Recheck | None, certificate: "Certificate") -> None:
         """Hold a plan's claims on this decision against its definition; without `again`, what the plan alone tells.
 
         The certificate takes the figures, what was checked and what was not; CertificationError where a rule is broken,
         or a bound is better than what is proven.
         """
 
-    def finished(self, task: "Task", solution: Solution, evaluated: Evaluated) -> Solution:
+    def with_figures(self, task: "Task", solution: Solution, evaluated: Evaluated) -> Solution:
         """The solution with figures that are known only after evaluation."""
         return solution
 

@@ -131,6 +131,7 @@ class Rewriting:
         written, files = 0, {}
 
         def tell(num_bytes: int) -> None:
+            """Report bytes that were written on top of those before."""
             nonlocal written
             written += num_bytes
             if on_progress is not None:
@@ -203,6 +204,7 @@ def _reading(path: Path) -> Iterator[Callable[[int, int], bytes]]:
     """Yield what reads the bytes of a file from an offset on, so many; its failures are those of an input."""
 
     def read(start: int, size: int) -> bytes:
+        """So many bytes from an offset on."""
         try:
             stream.seek(start)
             data = stream.read(size)
@@ -242,10 +244,11 @@ def _is_config(name: str) -> bool:
 
 
 def _renamed_config(path: Path, change: Callable[[str], str]) -> bytes:
-    """A configuration with the experts that it names renamed.; refuses a pattern that chooses among them."""
+    """A configuration with the experts that it names renamed; refuses a pattern that chooses among them."""
     read_bounded(path, what=CONFIG, max_bytes=MAX_CONFIG_BYTES, objects=MAX_CONFIG_VALUES, commas=MAX_CONFIG_VALUES)
 
     def renamed(text: str) -> str:
+        """A string of the configuration, with its expert renamed if it is the name of a module of one."""
         word = WORD.search(text)
         if word is None or PROSE.fullmatch(text) or ALL.fullmatch(text, word.end()):
             return text

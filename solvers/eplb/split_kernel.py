@@ -66,7 +66,7 @@ def refine_split(pairs: Ints, table: Ints, first: Ints, pinned: Bools, allowed: 
             if not proof[b, device[j]]:
                 break
             j = j + 1 if j + 1 < len(table) else 0
-        i = _of_cut(table, device, holders, proof[b], below(seed, len(table)))
+        i = _of_cut(table, holders, proof[b], below(seed, len(table)))
         x, y, p, q = table[i], table[j], device[i], device[j]
         if held[q, x] or pinned[q, y] or not allowed[q, x]:
             continue
@@ -106,7 +106,7 @@ def _ratio(pairs: Ints, mean: float, holders: Holders, proof: Bools) -> float:
 
 
 @compiled
-def _of_cut(table: Ints, device: Ints, holders: Holders, proof: Bools, start: int) -> int:
+def _of_cut(table: Ints, holders: Holders, proof: Bools, start: int) -> int:
     """A slot of an expert that the proving devices alone hold, the first from `start` on."""
     for turn in range(len(table)):
         i = (start + turn) % len(table)

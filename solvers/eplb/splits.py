@@ -10,7 +10,7 @@ import numpy as np
 from ..arrays import Bools, Floats, flow_units
 from ..balance import step_ratios
 from ..placement import Placement
-from .steps import nodes_held
+from .steps import layer_of, nodes_held, refilled
 
 SAMPLE = 64  # steps that a search looks at
 TRIES = 1200
@@ -38,15 +38,14 @@ def split_refined(loads: Floats, starts: list[Placement], pinned: Bools, num_nod
     sample_B = np.unique(np.linspace(0, len(loads) - 1, min(len(loads), SAMPLE)).round().astype(np.int64))
     first, tables = np.concatenate([[0], np.cumsum(starts[0].slots)]), []
     for layer in range(loads.shape[1]):
-        rows = [replace(one, physical_to_logical=one.physical_to_logical[layer : layer + 1]) for one in starts]
+        rows = [layer_of(start, layer) for start in starts]
         load_BLE = loads[:, layer, None]
-        value = {id(one): float(step_ratios(load_BLE, one).mean()) for one in rows}
-        best = min(rows, key=lambda one: value[id(one)])
+        value = {id(row): float(step_ratios(load_BLE, row).mean()) for row in rows}
+        best = min(rows, key=lambda row: value[id(row)])
         allowed_DE = np.ascontiguousarray(nodes_held(best, num_nodes).T)
         pairs, _ = flow_units(load_BLE[sample_B, 0])
         table_P = refine_split(pairs, best.physical_to_logical[0].astype(np.int64), first, pinned, allowed_DE, TRIES)
-        cell_P = np.sort(best.device_of_slot * best.num_experts + table_P)
-        found = replace(best, physical_to_logical=(cell_P % best.num_experts).astype(np.int32)[None])
-        better = float(step_ratios(load_BLE, found).mean()) < value[id(best)]
-        tables.append((found if better else best).physical_to_logical)
+        refined = refilled(best, table_P)
+        better = float(step_ratios(load_BLE, refined).mean()) < value[id(best)]
+        tables.append((refined if better else best).physical_to_logical)
     return replace(starts[0], physical_to_logical=np.concatenate(tables))

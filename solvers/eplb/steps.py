@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..arrays import Bools, Floats
+from ..arrays import Bools, Floats, Ints
 from ..balance import step_balance
 from ..placement import Placement
 
@@ -55,7 +55,7 @@ def step_refined(
     order_B = np.random.default_rng(SEED).permutation(len(loads))
     num_devices, tables = np.count_nonzero(starts[0].slots), []
     for layer in range(loads.shape[1]):
-        rows = [replace(one, physical_to_logical=one.physical_to_logical[layer : layer + 1]) for one in starts]
+        rows = [layer_of(start, layer) for start in starts]
         load_BLE = _even(loads[order_B, layer, None], int(num_devices))
         for each in dict.fromkeys((None, quantile)):  # of steps' mean first, which leads to good quantiles
             best = min(rows, key=lambda one: step_balance(load_BLE, one, quantile))
@@ -76,15 +76,25 @@ def _even(loads: Floats, num_devices: int) -> Floats:
     return np.asarray(np.divide(loads * num_devices, total, out=np.zeros_like(loads), where=total > 0))
 
 
+def layer_of(placement: Placement, layer: int) -> Placement:
+    """The placement of one layer alone."""
+    return replace(placement, physical_to_logical=placement.physical_to_logical[layer : layer + 1])
+
+
+def refilled(row: Placement, expert_P: Ints) -> Placement:
+    """The placement of one layer with other experts in its slots, `[P]`, which ascend on every device."""
+    cell_P = np.sort(row.device_of_slot * row.num_experts + expert_P)
+    return replace(row, physical_to_logical=(cell_P % row.num_experts).astype(np.int32)[None])
+
+
 def _changed(load_BE: Floats, row: Placement, pinned: Bools, num_nodes: int, quantile: float | None) -> Placement:
     """The placement of one layer after changes."""
     from .step_kernel import refine_steps
 
-    num_steps, num_experts = load_BE.shape
+    num_steps = len(load_BE)
     above = -1 if quantile is None else num_steps - 1 - int(np.ceil(quantile * (num_steps - 1)))
     near_ED = nodes_held(row, num_nodes)
     first, expert_P = np.concatenate([[0], np.cumsum(row.slots)]), row.physical_to_logical[0].astype(np.int64)
     allowed_DE = np.ascontiguousarray(near_ED.T)
-    expert_P = refine_steps(np.ascontiguousarray(load_BE.T), expert_P, first, pinned, allowed_DE, above, WORK)
-    cell_P = np.sort(row.device_of_slot * num_experts + expert_P)
-    return replace(row, physical_to_logical=(cell_P % num_experts).astype(np.int32)[None])
+    load_EB = np.ascontiguousarray(load_BE.T)
+    return refilled(row, refine_steps(load_EB, expert_P, first, pinned, allowed_DE, above, WORK))

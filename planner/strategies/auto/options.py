@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 from ....runtime.decisions import DispatchModel, Record
 from ....runtime.plan import Metric
 from ....solvers.outcome import Status
+from ...evaluate.metrics import Currency
 from ...options import Options
 
-Currency = Literal["step_s", "experts_s", "balance"]
 Ended = Literal[Status.FEASIBLE, Status.TIME_LIMIT, Status.INTERRUPTED]
 
 
@@ -51,11 +51,13 @@ class AutoOptions(Options):
 
     @model_validator(mode="after")
     def _compared(self) -> Self:
-        if any(self.metric not in figures for one in self.tried for figures in (one.metrics, one.today)):
+        if any(
+            self.metric not in figures for candidate in self.tried for figures in (candidate.metrics, candidate.today)
+        ):
             raise ValueError(f"a candidate lacks {self.metric}, by which all are compared")
         return self
 
     @property
     def listed(self) -> list[Tried]:
         """The candidates that the table shows beside the chosen one."""
-        return [one for one in self.tried[1:] if one.listed]
+        return [candidate for candidate in self.tried[1:] if candidate.listed]

@@ -22,14 +22,14 @@ from ....runtime.plan import Metric
 from ....solvers.outcome import Status
 from ...evaluate.evaluate import MATTERS, Evaluated, evaluate
 from ...evaluate.journey import Contender, journey_of, today
-from ...evaluate.metrics import BALANCE, EXPERTS, METRICS, Figures
+from ...evaluate.metrics import BALANCE, EXPERTS, METRICS, Currency, Figures
 from ...evaluate.price import STEP
 from ...figures import percent
 from ...task import Task
 from ..registry import STRATEGIES, strategy
 from . import AutoParams
 from .candidate import MIN_SEARCH_S, Candidate, Component, Components, best_of_each, named, ranked, record, searches
-from .options import AutoOptions, Currency, Ended, Tried
+from .options import AutoOptions, Ended, Tried
 
 if TYPE_CHECKING:
     from ...solve import Decided
@@ -110,9 +110,9 @@ class Search:
         asked, use, engine = self.task.request.dispatch_model, self.task.use, self.params.engine
         asked = asked if self.task.wire is None else WIRED
         for chosen in sorted(map(strategy, STRATEGIES), key=lambda row: (searches(row), not row.shifts_load)):
-            if not engine and (reason := chosen.apart(self.task)):
+            if not engine and (reason := chosen.why_auto_skips(self.task)):
                 self.refused[(Component(chosen, chosen.dispatch_models[0], chosen.usual),)] = reason
-            for model, params in itertools.product(chosen.dispatch_models, chosen.variants(self.task)):
+            for model, params in itertools.product(chosen.dispatch_models, chosen.variants(self.task, engine)):
                 component = Component(chosen, model, params)
                 if use and (use not in chosen.uses or (use == "training" and model not in TRAINED)):
                     self.refused[(component,)] = f"not for {use}"

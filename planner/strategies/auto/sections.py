@@ -13,7 +13,7 @@ from ...evaluate.evaluate import MATTERS
 from ...evaluate.journey import contiguous_in
 from ...evaluate.metrics import ATTENTION, BALANCE, COMBINE, COPIES, DISPATCH, EXPERTS, KV, METRICS, TAIL
 from ...evaluate.price import IDEAL, STEP
-from ...figures import OF_IDEAL, TimeUnit, change_text, find, value
+from ...figures import OF_IDEAL, TimeUnit, change_text, contender_of, figure_of
 from ...options import EvaluationOptions
 from .options import AutoOptions, Tried
 
@@ -41,10 +41,10 @@ def table(plan: Plan, part: Part) -> Table:
     """The candidates beside today, the fastest first; of many the slowest are left out, and numbers of replicas."""
     options = AutoOptions.of(plan)
     today, best = options.tried[0].today, options.tried[0]
-    shown = sorted(options.listed, key=lambda one: -one.share.value)[: MOST_ROWS - 2]
+    shown = sorted(options.listed, key=lambda row: -row.share.value)[: MOST_ROWS - 2]
     rows = [
-        Row(one.name + (" (plan)" if one is best else ""), 1 - one.share.value, _whole(one), one.metrics)
-        for one in (best, *shown)
+        Row(row.name + (" (plan)" if row is best else ""), 1 - row.share.value, _whole(row), row.metrics)
+        for row in (best, *shown)
     ]
     rows = sorted([*rows, Row("today", 1.0, whole=True, metrics=today)], key=lambda row: row.share)
     columns = [Column("", [row.name for row in rows])]
@@ -71,9 +71,9 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
         yield f"{ENDED[options.status]}: the best found until then; what was not tried, or not judged, is left out"
     yield from _carried(options, plan.model, training=EvaluationOptions.of(plan).use == "training")
     yield from _added(options, plan, part)
-    for one in options.listed:
-        if len(one.parts) == 1 and one.parts[0] not in best.parts and (reason := _why(one, options)):
-            yield f"not worth it: {one.name}, {reason}"
+    for candidate in options.listed:
+        if len(candidate.parts) == 1 and candidate.parts[0] not in best.parts and (reason := _why(candidate, options)):
+            yield f"not worth it: {candidate.name}, {reason}"
     alike = dict[str, list[str]]()
     for name, reason in options.refused.items():
         alike.setdefault(_shortened(reason, plan), []).append(name)
@@ -83,15 +83,15 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
 
 def _added(options: AutoOptions, plan: Plan, part: Part) -> Iterator[str]:
     """Gain that each part adds to the parts before it, on the samples that judge; another form of rows comes first."""
-    best, shares = options.tried[0], {one.parts: one.share.value for one in options.tried}
+    best, shares = options.tried[0], {candidate.parts: candidate.share.value for candidate in options.tried}
     ends = range(1, len(best.parts) + 1)
     if len(best.parts) > 1 and all(best.parts[:end] in shares for end in ends):
         names, gains = [*best.parts], [0.0, *(shares[best.parts[:end]] for end in ends)]
         if (wire := plan.decisions.wire) is not None and plan.verdict is not None:
-            base = find(part, plan.verdict.against)
-            rows = find(part, f"{base.name}, {wire}/{plan.dispatch_model}")
+            base = contender_of(part, plan.verdict.against)
+            rows = contender_of(part, f"{base.name}, {wire}/{plan.dispatch_model}")
             names.insert(0, f"{wire} rows")
-            gains.insert(1, 1 - value(rows, options.metric) / value(base, options.metric))
+            gains.insert(1, 1 - figure_of(rows, options.metric) / figure_of(base, options.metric))
         added = [f"{name} {100 * (gains[at] - gains[at + 1]):+z.1f}" for at, name in enumerate(names)]
         yield f"what each part adds, in % of today: {', '.join(added)}{_in_order(plan, part)}"
     elif alone := _in_order(plan, part):
@@ -103,9 +103,9 @@ def _in_order(plan: Plan, part: Part) -> str:
     if plan.placement is None or not plan.placement.has_replicas or plan.verdict is None:
         return ""
     spare, metric = contiguous_in(plan.placement.slots, plan.model, plan.cluster).label, plan.verdict.metric
-    if spare not in {one.label for one in part.contenders}:
+    if spare not in {contender.label for contender in part.contenders}:
         return ""
-    alone = value(find(part, spare), metric) / value(find(part, plan.verdict.against), metric)
+    alone = figure_of(contender_of(part, spare), metric) / figure_of(contender_of(part, plan.verdict.against), metric)
     return f"; as many slots with experts in order: {change_text(1 - alone)}"
 
 
@@ -119,30 +119,34 @@ def _carried(options: AutoOptions, model: ModelSpec, *, training: bool) -> Itera
         if best.share.value >= MATTERS:
             yield f"{' and '.join(runs)} can run it, too: moeplan apply PLAN --engine NAME -o DIR"
         return
-    for one in sorted((best, *options.listed), key=lambda one: -one.inner):
-        for name in one.engines if one.inner >= MATTERS else ():
-            carried.setdefault(name, one)
+    for candidate in sorted((best, *options.listed), key=lambda candidate: -candidate.inner):
+        for name in candidate.engines if candidate.inner >= MATTERS else ():
+            carried.setdefault(name, candidate)
     listed = "; ".join(
-        f"{name}: {one.name}, {change_text(one.share.value)}" for name, one in carried.items() if name in able
+        f"{name}: {candidate.name}, {change_text(candidate.share.value)}"
+        for name, candidate in carried.items()
+        if name in able
     )
-    lacking = "".join(f"; not {name}: {why}" for name, one in able.items() if (why := unserved(one, model)))
+    lacking = "".join(f"; not {name}: {why}" for name, engine in able.items() if (why := unserved(engine, model)))
     can = f"; best plan per engine (--engine NAME): {listed}" if listed else ""
     yield f"runs in moeplan.runtime{can}{lacking}"
 
 
-def _why(one: Tried, options: AutoOptions) -> str:
+def _why(candidate: Tried, options: AutoOptions) -> str:
     """Reason to leave a part out; empty where its table row shows it."""
-    best, change = options.tried[0], change_text(one.share.value)
-    if not one.has_interval:
+    best, change = options.tried[0], change_text(candidate.share.value)
+    if not candidate.has_interval:
         return f"{change}, which a single step does not show: give fewer tokens per step, or record more"
-    if one.share.value > best.share.value:  # here, not where they were compared
-        less = "within 1 % of the plan, which needs less" if one.inner > best.inner else "less than the plan"
-        chosen = f"{change_text(one.inner)} at least where candidates were compared (plan {change_text(best.inner)})"
+    if candidate.share.value > best.share.value:  # here, not where they were compared
+        less = "within 1 % of the plan, which needs less" if candidate.inner > best.inner else "less than the plan"
+        chosen = (
+            f"{change_text(candidate.inner)} at least where candidates were compared (plan {change_text(best.inner)})"
+        )
         return f"{change} here, but {chosen}: {less}"
-    if one.share.value >= MATTERS:
+    if candidate.share.value >= MATTERS:
         return ""
     grown = {
-        name: sum(one.metrics.get(part, 0.0) - one.today.get(part, 0.0) for part in parts)
+        name: sum(candidate.metrics.get(part, 0.0) - candidate.today.get(part, 0.0) for part in parts)
         for name, parts in PARTS.items()
     }
     name = max(grown, key=lambda part: grown[part])
@@ -151,8 +155,8 @@ def _why(one: Tried, options: AutoOptions) -> str:
     return change
 
 
-def _whole(one: Tried) -> bool:
-    return PipelineDecision.key not in one.decisions
+def _whole(candidate: Tried) -> bool:
+    return PipelineDecision.key not in candidate.decisions
 
 
 def _of_ideal(row: Row, today: Mapping[str, float]) -> str:

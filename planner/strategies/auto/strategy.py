@@ -18,7 +18,7 @@ from ...evaluate.evaluate import MATTERS
 from ...figures import percent
 from ...params import Params
 from ...task import Task
-from ..strategy import Again, Strategy
+from ..strategy import Recheck, Strategy
 from . import AutoParams
 from .candidate import named, record, within_1_percent
 from .options import AutoOptions, Tried
@@ -38,7 +38,7 @@ class Auto(Strategy):
     remarks = staticmethod(remarks)
     table = staticmethod(table)
 
-    def variants(self, task: Task) -> Sequence[Params]:
+    def variants(self, task: Task, engine: str | None = None) -> Sequence[Params]:
         """None: it is no part of itself."""
         return ()
 
@@ -51,7 +51,7 @@ class Auto(Strategy):
                 f"--engine {engine} with --wire {task.wire}, which moeplan.runtime alone carries out; leave one out"
             )
         if engine and (why := unserved(ENGINES[engine], task.model)):
-            others = [name for name, one in ENGINES.items() if not unserved(one, task.model)]
+            others = [name for name, other in ENGINES.items() if not unserved(other, task.model)]
             raise UsageError(f"--engine {engine}: {why}; expected one of {', '.join(others)}")
 
     def make(self, task: Task) -> "Solved":
@@ -74,7 +74,7 @@ class Auto(Strategy):
         ended = {options.status, *(outcome.status for outcome in plan.outcome.values())}
         return Solved(plan, decided.sidecars, Status.INTERRUPTED in ended)
 
-    def recheck(self, plan: Plan, again: Again | None, certificate: Certificate) -> None:
+    def recheck(self, plan: Plan, again: Recheck | None, certificate: Certificate) -> None:
         """Recheck that the chosen candidate is the plan, with its figures, and was the best of those compared."""
         options, same = AutoOptions.of(plan), Certificate().agree
         chosen, (ours, today) = options.tried[0], _figures(plan)
@@ -92,16 +92,17 @@ class Auto(Strategy):
             )
         if options.engine is not None and options.engine not in chosen.engines:
             raise CertificationError(f"options.auto: made for {options.engine}, which does not carry the plan out")
-        for what, claimed, own in (("chosen", chosen.metrics, ours), ("today", chosen.today, today)):
-            same(f"options.auto: metrics of {what}", sorted(claimed), sorted(own))
-            for name in own:
-                same(f"options.auto: {name} of {what}", claimed[name], own[name])
+        for what, claimed, expected in (("chosen", chosen.metrics, ours), ("today", chosen.today, today)):
+            same(f"options.auto: metrics of {what}", sorted(claimed), sorted(expected))
+            for name in expected:
+                same(f"options.auto: {name} of {what}", claimed[name], expected[name])
         same("options.auto: share of chosen", chosen.share, _share(plan, options.metric))
-        alike = [one for one in options.tried if _moves(one) == _moves(chosen)]
-        others = [one for one in options.tried if one not in alike]
-        if any(one.has_interval >= chosen.has_interval and one.inner - chosen.inner >= MATTERS for one in alike) or (
-            others and _loses(chosen, others)
-        ):
+        alike = [candidate for candidate in options.tried if _moves(candidate) == _moves(chosen)]
+        others = [candidate for candidate in options.tried if candidate not in alike]
+        if any(
+            candidate.has_interval >= chosen.has_interval and candidate.inner - chosen.inner >= MATTERS
+            for candidate in alike
+        ) or (others and _loses(chosen, others)):
             raise CertificationError(f"options.auto: another one gained {percent(MATTERS)} more than {chosen.name}")
         certificate.checked("the chosen candidate of auto")
 
@@ -111,15 +112,17 @@ class Auto(Strategy):
         return f" --engine {engine} -o {engine}" if engine else ""
 
 
-def _moves(one: Tried) -> bool:
+def _moves(candidate: Tried) -> bool:
     """Check whether samples move, so that the gain has another kind of interval."""
-    return SamplePolicyDecision.key in one.decisions
+    return SamplePolicyDecision.key in candidate.decisions
 
 
 def _loses(chosen: Tried, others: Sequence[Tried]) -> bool:
     """Check whether all that are about the best of others, whose intervals are of another kind, gain more."""
-    about = within_1_percent(others, lambda one: one.inner)
-    return all(one.has_interval >= chosen.has_interval and one.gain - chosen.gain >= MATTERS for one in about)
+    about = within_1_percent(others, lambda candidate: candidate.inner)
+    return all(
+        candidate.has_interval >= chosen.has_interval and candidate.gain - chosen.gain >= MATTERS for candidate in about
+    )
 
 
 def _figures(plan: Plan) -> tuple[dict[str, float], dict[str, float]]:
@@ -127,7 +130,7 @@ def _figures(plan: Plan) -> tuple[dict[str, float], dict[str, float]]:
     if plan.evaluation is None:
         return {}, {}
     rows = plan.evaluation.judging.contenders[:2]
-    ours, today = ({name: one.value for name, one in row.metrics.items()} for row in rows)
+    ours, today = ({name: figure.value for name, figure in row.metrics.items()} for row in rows)
     return ours, today
 
 

@@ -5,11 +5,11 @@ from typing import Literal
 from pydantic import Field
 
 from ....runtime.decisions import Record, Sha256
+from ...evaluate.metrics import BALANCE, Currency
 from ...options import Reason
 
 Refined = Literal["sum", "steps", "robust"]
 By = Literal["published"] | Refined  # what a placement of eplb is made by
-TimedMetric = Literal["step_s", "experts_s"]
 NEAR = 1.02  # of the best: as good
 
 
@@ -36,7 +36,7 @@ class Choice(Record):
     @property
     def chosen(self) -> By:
         """The candidate whose gain is surely highest; EPLB as published where none surely gains."""
-        best = max(self.candidates, key=lambda one: one.low, default=None)
+        best = max(self.candidates, key=lambda trial: trial.low, default=None)
         return best.by if best is not None and best.low > 0 else "published"
 
 
@@ -56,16 +56,22 @@ class Candidate(Record):
 class Redundancy(Record):
     """Numbers of redundant experts weighed against each other, and the metric."""
 
-    metric: TimedMetric | Literal["balance"]  #: What the fewest within 2 % of the best were chosen by
+    metric: Currency  #: What the fewest within 2 % of the best were chosen by
     held_out: bool  #: Whether they were weighed on a part of the fitted units that they were not placed by
     candidates: tuple[Candidate, ...] = Field(min_length=1)
 
     @property
     def chosen(self) -> Candidate:
         """The one with the fewest whose metric is within 2 % of the best."""
-        figures = [one.balance if self.metric == "balance" else one.seconds or 0.0 for one in self.candidates]
-        good = [one for one, figure in zip(self.candidates, figures, strict=True) if figure <= NEAR * min(figures)]
-        return min(good, key=lambda one: one.redundant)
+        figures = [
+            candidate.balance if self.metric == BALANCE else candidate.seconds or 0.0 for candidate in self.candidates
+        ]
+        good = [
+            candidate
+            for candidate, figure in zip(self.candidates, figures, strict=True)
+            if figure <= NEAR * min(figures)
+        ]
+        return min(good, key=lambda candidate: candidate.redundant)
 
 
 class Member(Record):

@@ -23,7 +23,7 @@ from ...certify.certificate import Certificate
 from ...certify.recounted import count_fitted
 from ...evaluate.evaluate import evaluate
 from ...evaluate.journey import EVENLY, Contender, Journey
-from ...evaluate.metrics import BALANCE, EXPERTS, TAIL, load_metric
+from ...evaluate.metrics import BALANCE, EXPERTS, TAIL, TimedMetric, load_metric
 from ...evaluate.price import STEP
 from ...evaluate.scene import Scene
 from ...options import EvaluationOptions
@@ -31,10 +31,10 @@ from ...params import Params
 from ...task import Task
 from ..placement import PlacementStrategy, check_goal, check_groups, stated_placement
 from ..placement_options import PlacementOptions
-from ..strategy import Again, Solution
+from ..strategy import Recheck, Solution
 from . import EplbParams
 from .choice import BY_STEPS, choose, left_out, loads_by, solved, tried_by
-from .options import By, Candidate, Choice, Member, Redundancy, TimedMetric
+from .options import By, Candidate, Choice, Member, Redundancy
 from .sections import remarks, sections
 
 # Options of a plan that are its own.
@@ -61,11 +61,10 @@ class Eplb(PlacementStrategy):
         """The seconds of the busiest device's experts; where nothing times them balance, the objective of EPLB."""
         return load_metric(scene.costs)
 
-    def variants(self, task: Task) -> Sequence[Params]:
+    def variants(self, task: Task, engine: str | None = None) -> Sequence[Params]:
         """Parameters to try: each number of replicas, under every replica rule that cluster and engine allow."""
         even, near, exact = (EplbParams(replica_rule=rule) for rule in ("even", "nearest", "lp"))
-        engine = ENGINES.get(getattr(task.params, "engine", None) or "")
-        splits = engine is not None and family_of(engine.splits, task.model, None)
+        splits = engine is not None and family_of(ENGINES[engine].splits, task.model, None)
         fits = _fewest(task, near) <= _fewest(task, even) + MOST_EXTRA and not isinstance(task.source, CountTrace)
         several = task.request.cluster.num_nodes > 1
         rules = [even, *([near] if fits and several else []), *([exact] if splits else [])]
@@ -149,7 +148,7 @@ class Eplb(PlacementStrategy):
         placed = solved(by, task.steps[0] if by in BY_STEPS else counts.loads, task, slots_D)
         return self.solution(placed, task, choice=choice, redundancy=redundancy, mixture=mixture)
 
-    def recheck(self, plan: Plan, again: Again | None, certificate: Certificate) -> None:
+    def recheck(self, plan: Plan, again: Recheck | None, certificate: Certificate) -> None:
         """Recheck that it keeps what it was asked to, its balance, and the arithmetic of its candidates."""
         placement, options = stated_placement(plan, self.name, OWN)
         _check_kept(plan, placement, options)

@@ -21,7 +21,7 @@ from ...certify.certificate import TOLERANCE, Certificate
 from ...certify.recounted import count_fitted
 from ..placement import check_goal, check_groups, highest, stated_placement
 from ..placement_options import PlacementOptions
-from ..strategy import Again
+from ..strategy import Recheck
 from .options import Search
 
 BOUND_TOLERANCE = 1e-6  # relative; bounds are rounded up to stay bounds
@@ -31,7 +31,7 @@ KINDS = PAIRS | TIGHTER | {"assignment", "ilp"}
 STAGES = ("nodes", "devices", "joint")
 
 
-def recheck(plan: Plan, again: Again | None, certificate: Certificate) -> None:
+def recheck(plan: Plan, again: Recheck | None, certificate: Certificate) -> None:
     """Recheck a plan as `Strategy.recheck` says."""
     placement, options = stated_placement(plan, "exflow", ("groups", "search", "replanned"))
     if (search := options.search) is None:

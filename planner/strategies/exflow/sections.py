@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ....runtime.plan import Contender, Part, Plan
 from ...document import Section, Text
 from ...evaluate.metrics import COPIES, NODE_COPIES
-from ...figures import bytes_text, find, percent, value
+from ...figures import bytes_text, contender_of, figure_of, percent
 from ..placement_options import PlacementOptions
 from .options import Replanned
 
@@ -16,10 +16,13 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     if options.replanned is not None:
         yield _replanned(options.replanned)
     assert plan.verdict is not None
-    ours, base = part.contenders[0], find(part, plan.verdict.against)
+    ours, base = part.contenders[0], contender_of(part, plan.verdict.against)
     if ours.dispatch_model == "coherent":
         stays = next(one for one in part.contenders[1:] if one.dispatch_model == "coherent")
-        coherence, placement = value(base, COPIES) - value(stays, COPIES), value(stays, COPIES) - value(ours, COPIES)
+        coherence, placement = (
+            figure_of(base, COPIES) - figure_of(stays, COPIES),
+            figure_of(stays, COPIES) - figure_of(ours, COPIES),
+        )
         alike = "" if placement > 0 else ": contiguous experts with coherence save as much"
         yield (
             f"of {coherence + placement:.3f} copies saved, {coherence:.3f} come from coherence alone and"
@@ -29,12 +32,12 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     elif plan.cluster.num_nodes > 1 and plan.verdict.metric == NODE_COPIES:
         yield (
             "engines that send a token once per node (DeepEP) save this; moeplan.runtime sends one per device:"
-            f" {value(ours, COPIES):.2f} per token and layer (today {value(base, COPIES):.2f})"
+            f" {figure_of(ours, COPIES):.2f} per token and layer (today {figure_of(base, COPIES):.2f})"
         )
     elif plan.cluster.num_nodes > 1:
         yield (
-            f"an engine that sends a token once per node (DeepEP) makes {value(ours, NODE_COPIES):.2f} copies to nodes"
-            f" (today {value(base, NODE_COPIES):.2f}) per token and layer"
+            f"an engine that sends a token once per node (DeepEP) makes {figure_of(ours, NODE_COPIES):.2f} copies to"
+            f" nodes (today {figure_of(base, NODE_COPIES):.2f}) per token and layer"
         )
     hops = options.search is not None and options.search.objective == "hops"
     if hops and plan.model.top_k > 1 and ours.dispatch_model == "coherent":
@@ -70,7 +73,7 @@ def _even_kv(plan: Plan, ours: Contender, base: Contender) -> str:
     when K and V are gathered; equal at kv/d = (c_standard - c_coherent) / (D - 1).
     """
     kv_size, hidden = plan.model.attention.kv_size, plan.model.hidden_size
-    even = (value(base, COPIES) - value(ours, COPIES)) / (plan.cluster.num_devices - 1)
+    even = (figure_of(base, COPIES) - figure_of(ours, COPIES)) / (plan.cluster.num_devices - 1)
     limit = (
         f"while K and V of a token are below {even:.2f} of its hidden vector"
         if even > 0

@@ -111,7 +111,7 @@ class Exflow(PlacementStrategy):
             aside = [Contender(PREVIOUS, Journey(plan.dispatch_model, plan.placement, wire=task.wire))]
         return replace(self.solution(placed, task, search=search), aside=aside, sidecars=sidecars)
 
-    def finished(self, task: Task, solution: Solution, evaluated: Evaluated) -> Solution:
+    def with_figures(self, task: Task, solution: Solution, evaluated: Evaluated) -> Solution:
         """The solution with what replacing the plan in force, where there is one, takes and gives."""
         plan, model, cluster = task.previous, task.model, task.request.cluster
         if plan is None or plan.placement is None:

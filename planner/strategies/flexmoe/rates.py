@@ -56,7 +56,7 @@ def rates(scene: Scene, pairs: NDArray[np.integer], slots: int, wire: Wire | Non
     far = links.get("inter", near)
     assert near is not None
     assert far is not None
-    found = Costs(
+    costs_of_moves = Costs(
         pair_s=passed * pair_s,
         copy_bytes=float(copy),
         intra_latency_s=near[0],
@@ -69,7 +69,7 @@ def rates(scene: Scene, pairs: NDArray[np.integer], slots: int, wire: Wire | Non
         moved_bytes=float(state),
         moves_s=far[2],
     )
-    return found, passed * fixed_s
+    return costs_of_moves, passed * fixed_s
 
 
 def _seconds(curve: Curve2) -> Sized:

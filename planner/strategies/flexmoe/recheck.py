@@ -5,12 +5,12 @@ from ....runtime.plan import Plan
 from ....runtime.schedule import PLAN, Schedule
 from ...certify.certificate import Certificate
 from ...evaluate.replay import step_pairs
-from ..strategy import Again
+from ..strategy import Recheck
 from .options import RebalancingOptions
 from .rules import START, rules_of, scheduled, window_balance
 
 
-def recheck(plan: Plan, again: Again | None, certificate: Certificate) -> None:
+def recheck(plan: Plan, again: Recheck | None, certificate: Certificate) -> None:
     """Recheck the start's room and balance, and that the schedule leads from one legal placement to the next."""
     decision, options, start = plan.decisions.rebalancing, RebalancingOptions.of(plan), plan.placement
     assert decision is not None
@@ -22,8 +22,8 @@ def recheck(plan: Plan, again: Again | None, certificate: Certificate) -> None:
         )
     if options.horizon not in (None, decision.horizon_steps):
         raise CertificationError(f"horizon {decision.horizon_steps:g}, and {options.horizon:g} was asked for")
-    own = options.followed.get(PLAN)
-    if own is None or (decision.method == "search" and own.violations):
+    record = options.followed.get(PLAN)
+    if record is None or (decision.method == "search" and record.violations):
         raise CertificationError("no record of what the policy did, or of changes that cost more than they save")
     if "rebalancing" not in plan.outcome:
         return
@@ -34,16 +34,16 @@ def recheck(plan: Plan, again: Again | None, certificate: Certificate) -> None:
         return
     schedule = Schedule.from_bytes(decision.schedule.read(again.folder), plan.model.num_layers)
     task = again.task
-    pairs, group = [one[:-1] for one in step_pairs(task.scene)], plan.cluster.devices_per_node
-    runs = {name: one.run(pairs[-1], start, group) for name, one in rules_of(task, decision).items()}
+    pairs, group = [steps[:-1] for steps in step_pairs(task.scene)], plan.cluster.devices_per_node
+    runs = {name: rule.run(pairs[-1], start, group) for name, rule in rules_of(task, decision).items()}
     expected = scheduled(task.scene, runs)
     if schedule.to_bytes() != expected.to_bytes():
         raise CertificationError("the schedule beside the plan is not what its rules do on the steps that judge")
     for name, run in runs.items():
-        one = options.followed[name]
-        certificate.agree(f"{name}: violations", one.violations, run.violations(decision.horizon_steps))
-        certificate.agree(f"{name}: changes", one.changes, len(run.changes))
-        certificate.agree(f"{name}: experts moved", one.experts_moved, run.moved)
+        record = options.followed[name]
+        certificate.agree(f"{name}: violations", record.violations, run.violations(decision.horizon_steps))
+        certificate.agree(f"{name}: changes", record.changes, len(run.changes))
+        certificate.agree(f"{name}: experts moved", record.experts_moved, run.moved)
     value = window_balance(pairs[0][-START:], start)
     certificate.agree("objective", goal.objective.value, value)
     certificate.checked("objective, schedule and what the policy did")

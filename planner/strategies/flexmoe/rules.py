@@ -56,8 +56,8 @@ def scheduled(scene: Scene, runs: Mapping[str, Run]) -> Schedule:
     steps = scene.cohorts[-1].step_ids
     assert steps is not None
     rows = [
-        (int(steps[one.record]), one.layer, KINDS.index(one.kind), one.expert, one.source, one.target)
-        for one in runs[PLAN].operations
+        (int(steps[move.record]), move.layer, KINDS.index(move.kind), move.expert, move.source, move.target)
+        for move in runs[PLAN].operations
     ]
     operations = np.array(rows, np.int64).reshape(-1, len(COLUMNS))
     return Schedule(

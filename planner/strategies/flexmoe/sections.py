@@ -8,7 +8,7 @@ from ...document import Column, Section, Table, Text
 from ...evaluate.evaluate import MATTERS
 from ...evaluate.metrics import BALANCE, MIGRATED
 from ...evaluate.price import IDEAL, STEP
-from ...figures import OF_IDEAL, TimeUnit, find, megabytes, percent, value
+from ...figures import OF_IDEAL, TimeUnit, contender_of, figure_of, megabytes, percent
 from .options import RebalancingOptions
 
 RUNTIME = "moeplan's own runtime carries it out: model = parallelize(model, load_plan()), as docs/runtime.md shows"
@@ -17,24 +17,26 @@ RUNTIME = "moeplan's own runtime carries it out: model = parallelize(model, load
 def table(plan: Plan, part: Part) -> Table:
     """Every rule beside today: seconds, balance, what moves, how often placements change, and time to decide."""
     followed, rows = RebalancingOptions.of(plan).followed, part.contenders
-    today = find(part, plan.verdict.against) if plan.verdict is not None else rows[1]
-    columns = [Column("", ["today" if one is today else one.name for one in rows])]
-    timed = all(STEP in one.metrics for one in rows)
+    today = contender_of(part, plan.verdict.against) if plan.verdict is not None else rows[1]
+    columns = [Column("", ["today" if row is today else row.name for row in rows])]
+    timed = all(STEP in row.metrics for row in rows)
     if timed:
-        unit, base = TimeUnit.up_to(max(value(one, STEP) for one in rows)), value(today, STEP)
+        unit, base = TimeUnit.up_to(max(figure_of(row, STEP) for row in rows)), figure_of(today, STEP)
         columns += [
-            Column(f"step, {unit.name}", [unit.text(value(one, STEP)) for one in rows]),
-            Column("% of today", [f"{100 * value(one, STEP) / base:.0f}" for one in rows]),
-            Column("% of ideal", [f"{100 * value(today, IDEAL) / value(one, STEP):.0f}" for one in rows]),
+            Column(f"step, {unit.name}", [unit.text(figure_of(row, STEP)) for row in rows]),
+            Column("% of today", [f"{100 * figure_of(row, STEP) / base:.0f}" for row in rows]),
+            Column("% of ideal", [f"{100 * figure_of(today, IDEAL) / figure_of(row, STEP):.0f}" for row in rows]),
         ]
-    columns.append(Column("balance", [f"{value(one, BALANCE):.3f}" for one in rows]))
-    if any(MIGRATED in one.metrics for one in rows):
-        moved = [one.metrics.get(MIGRATED) for one in rows]
-        columns.append(Column("MB moved/step", ["-" if one is None else megabytes(one.value) for one in moved]))
-    known = [followed.get(one.name) for one in rows]
+    columns.append(Column("balance", [f"{figure_of(row, BALANCE):.3f}" for row in rows]))
+    if any(MIGRATED in row.metrics for row in rows):
+        moved = [row.metrics.get(MIGRATED) for row in rows]
+        columns.append(Column("MB moved/step", ["-" if sent is None else megabytes(sent.value) for sent in moved]))
+    known = [followed.get(row.name) for row in rows]
     columns += [
-        Column("changes", ["-" if one is None else f"{one.changes:,}" for one in known]),
-        Column("planning, all steps", ["-" if one is None else TimeUnit.worded(one.planning_s) for one in known]),
+        Column("changes", ["-" if record is None else f"{record.changes:,}" for record in known]),
+        Column(
+            "planning, all steps", ["-" if record is None else TimeUnit.worded(record.planning_s) for record in known]
+        ),
     ]
     return Table(columns, note=OF_IDEAL if timed else "")
 
@@ -43,13 +45,13 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     """Remarks on the best of the other rules, on what the policy did, and on who carries it out."""
     decision, options = plan.decisions.rebalancing, RebalancingOptions.of(plan)
     assert decision is not None
-    own, ours = options.followed[PLAN], part.contenders[0]
+    record, ours = options.followed[PLAN], part.contenders[0]
     metric = STEP if STEP in ours.metrics else BALANCE
     best = min(
-        (find(part, f"{name}/standard") for name in options.followed if name != PLAN),
-        key=lambda one: value(one, metric),
+        (contender_of(part, f"{name}/standard") for name in options.followed if name != PLAN),
+        key=lambda row: figure_of(row, metric),
     )
-    less = 1 - value(ours, metric) / value(best, metric)
+    less = 1 - figure_of(ours, metric) / figure_of(best, metric)
     what = "of a step" if metric == STEP else "load on the busiest device"
     words = f"{percent(abs(less), 1)} {'less' if less >= 0 else 'more'} {what} than {best.name}, the best other rule"
     stays = less < MATTERS and best.name == "static"
@@ -57,9 +59,9 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     yield f"{words}{kept}"
     yield (
         f"a layer is looked at where its busiest device had over {percent(decision.trigger - 1)} more than the mean"
-        f"{f', and after one in {decision.every} recorded steps' if decision.every else ''}: {own.changes:,} changes"
-        f" of a layer's placement in {part.num_steps:,} recorded steps, of which {own.unpaid:,} turned out to cost more"
-        f" than they saved until the next one, or the end; {own.experts_moved:,} experts with new owners"
+        f"{f', and after one in {decision.every} recorded steps' if decision.every else ''}: {record.changes:,} changes"
+        f" of a layer's placement in {part.num_steps:,} recorded steps, of which {record.unpaid:,} turned out to cost"
+        f" more than they saved until the next one, or the end; {record.experts_moved:,} experts with new owners"
     )
     yield RUNTIME
     if not options.timed:
@@ -78,7 +80,7 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
     ]
     if options.tried:
         metric = STEP if options.timed else BALANCE
-        listed = ", ".join(f"{name} {_figure(one, metric)}" for name, one in options.tried.items())
+        listed = ", ".join(f"{name} {_figure(figure, metric)}" for name, figure in options.tried.items())
         what = "seconds of a layer" if options.timed else "max/mean load"
         lines.append(f"tried     {what} on fitted steps: {listed}")
     yield Section("Replicas that follow the load", (Text(tuple(lines)),), verbose=True)

@@ -71,11 +71,11 @@ class Flexmoe(Strategy):
         """Balance, where seconds of a step are not known."""
         return BALANCE
 
-    def variants(self, task: Task) -> Sequence[Params]:
+    def variants(self, task: Task, engine: str | None = None) -> Sequence[Params]:
         """None: auto holds samples out by hash, and this goes by time."""
         return ()
 
-    def apart(self, task: Task) -> str:
+    def why_auto_skips(self, task: Task) -> str:
         """Remark that it may be worth a solve of its own, where a training run's steps came in a known order."""
         source = task.source
         if task.use != "training" or "step" not in source.known or source.meta.step_order == "unknown":
@@ -100,9 +100,9 @@ class Flexmoe(Strategy):
         decision = chosen.decision(placement, scene.record_steps)
         task.say("following the load on the steps that judge")
         rules = rules_of(task, decision)
-        for one in rules.values():
-            one.run(judging[:2], placement, group)  # compiles what decides, which is no planning
-        runs = {name: one.run(judging, placement, group) for name, one in rules.items()}
+        for rule in rules.values():
+            rule.run(judging[:2], placement, group)  # compiles what decides, which is no planning
+        runs = {name: rule.run(judging, placement, group) for name, rule in rules.items()}
         named, sidecars = sidecar("schedule", scheduled(scene, runs).to_bytes())
         options = RebalancingOptions(
             slots=chosen.slots,
@@ -123,16 +123,16 @@ class Flexmoe(Strategy):
         )
         return Solution(decision.model_copy(update={"schedule": named}), options, outcome, sidecars=sidecars)
 
-    def own(self, task: Task, plan: Plan, journey: Journey) -> Journey:
+    def journey_of_plan(self, task: Task, plan: Plan, journey: Journey) -> Journey:
         """The plan's journey, by the rule whose runs are known already."""
         assert plan.decisions.rebalancing is not None
         return replace(journey, following=rules_of(task, plan.decisions.rebalancing)[PLAN])
 
     def rivals(self, task: Task, plan: Plan, journey: Journey) -> Sequence[Contender]:
         """Other rules from the same placement on."""
-        decision, own = plan.decisions.rebalancing, Contender(PLAN, journey)
+        decision, planned = plan.decisions.rebalancing, Contender(PLAN, journey)
         assert decision is not None
-        return [own.named(name, following=one) for name, one in rules_of(task, decision).items() if name != PLAN]
+        return [planned.named(name, following=rule) for name, rule in rules_of(task, decision).items() if name != PLAN]
 
 
 def filled(tables: Ints, loads: Ints, group: int) -> Ints:
@@ -189,7 +189,7 @@ class _Candidate:
             window=policy.window if searches else Paper().window,
             every=policy.every,
             evaluations=policy.evaluations,
-            costs={name: float(one) for name, one in self.costs._asdict().items()},
+            costs={name: float(rate) for name, rate in self.costs._asdict().items()},
         )
 
     def placement(self, window: Pairs, group: int) -> Placement:
@@ -223,11 +223,11 @@ def _chosen(task: Task, params: FlexmoeParams, pairs: Pairs) -> tuple[_Candidate
         """The one of the least figure; nothing is tried for one alone."""
         if len(candidates) == 1:
             return candidates[0]
-        for one in candidates:
-            if one.name not in tried:
-                task.say(f"trying {one.name} on the fitted steps")
-                tried[one.name] = one.figure(some, group, record_steps)
-        return min(candidates, key=lambda one: tried[one.name])
+        for candidate in candidates:
+            if candidate.name not in tried:
+                task.say(f"trying {candidate.name} on the fitted steps")
+                tried[candidate.name] = candidate.figure(some, group, record_steps)
+        return min(candidates, key=lambda candidate: tried[candidate.name])
 
     usual = USUAL if USUAL in horizons else horizons[0]
     at_width = []
@@ -239,7 +239,7 @@ def _chosen(task: Task, params: FlexmoeParams, pairs: Pairs) -> tuple[_Candidate
 
 
 def _record(run: Run, scene: Scene, horizon: float) -> RuleRecord:
-    unpaid = sum(one.saved_s * one.records * scene.record_steps < one.price_s for one in run.changes)
+    unpaid = sum(change.saved_s * change.records * scene.record_steps < change.price_s for change in run.changes)
     return RuleRecord(
         changes=len(run.changes),
         violations=run.violations(horizon),

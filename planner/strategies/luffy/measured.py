@@ -110,6 +110,7 @@ class Measured:
         for step in self.steps:
 
             def replaced(layer: int, module: Callable[..., Any], called: Call, y: Tensor, step: Step = step) -> Tensor:
+                """Outputs of a layer's experts on the rows that are sent, whose errors are added up."""
                 way_TM, counts = sent(way, layer, module, called.x, called.ids, called.weights, step.seats)
                 counted.add(layer, counts)
                 for table, of_TM in ((errors, way_TM - y), (outputs, y)):
@@ -136,6 +137,7 @@ class Measured:
         gain_LE, norm_L = np.full((len(self.layers), num_experts), np.nan), np.ones(len(self.layers))
 
         def look(layer: int, module: Callable[..., Any], called: Call, y: Tensor) -> Tensor:
+            """Outputs of a layer's experts, unchanged, once the gain of each is taken on its first inputs."""
             for expert in range(num_experts):
                 x_nM = called.x[(called.ids == expert).any(1)][:NEAR]
                 if len(x_nM) > 1:
@@ -149,15 +151,18 @@ class Measured:
             return y
 
         def stream(layer: int) -> Callable[..., None]:
+            """Hook on the block around a layer's experts."""
+
             def seen(_module: nn.Module, _args: Any, output: Any) -> None:
+                """Take the norm of the residual stream after the block."""
                 h: Tensor = output[0] if isinstance(output, tuple) else output
                 norm_L[layer] = float(h.float().norm(dim=-1).mean())
 
             return seen
 
         with ExitStack() as hooks:
-            for layer, one in enumerate(self.layers):
-                around = self.model.get_submodule(one.name.rpartition(".")[0].rpartition(".")[0])
+            for layer, experts in enumerate(self.layers):
+                around = self.model.get_submodule(experts.name.rpartition(".")[0].rpartition(".")[0])
                 hooks.callback(around.register_forward_hook(stream(layer)).remove)
             hooks.enter_context(_replacing(self.layers, look))
             _logits(self.model, self.steps[0].tokens)
@@ -192,7 +197,7 @@ def measured(scene: Scene, journey: Journey, named: str, text: Path) -> list[Mea
             " that it was recorded on"
         )
     shape, parts = (scene.cluster.num_devices, scene.cluster.devices_per_node), list[Measured]()
-    for cohort, ((choose, _),) in zip(scene.cohorts, choosers(trace, scene, [journey]), strict=True):
+    for cohort, ((choose, _),) in zip(scene.cohorts, choosers(scene, [journey]), strict=True):
         assert cohort.step is not None
         assert cohort.home is not None
         row_U = np.where(cohort.step >= 0, cohort.step_of_row[cohort.step], -1)
@@ -246,10 +251,11 @@ def _loaded(named: str, text: Path, length: int) -> tuple[nn.Module, Tensor]:
 def _check_routing(scene: Scene, model: nn.Module, layers: Sequence[MoELayer], samples_IS: Tensor, named: str) -> None:
     """Refuse a model or text other than the trace's: its tokens go to other experts."""
     sample_B = scene.cohorts[-1].unit_ids[:CHECKED]
-    found = list[Ints]()
+    chosen = list[Ints]()
 
     def look(_layer: int, _module: Any, called: Call, y: Tensor) -> Tensor:
-        found.append(called.ids.sort(1).values.numpy())
+        """Outputs of a layer's experts, unchanged, once its choices are kept."""
+        chosen.append(called.ids.sort(1).values.numpy())
         return y
 
     with torch.inference_mode(), _replacing(layers, look):
@@ -261,7 +267,7 @@ def _check_routing(scene: Scene, model: nn.Module, layers: Sequence[MoELayer], s
         order.append(np.stack([unit_T[of_T], batch.position[of_T]]))
     unit_T, position_T = np.concatenate(order, axis=1)
     ids_TLK = np.concatenate(ids)[np.lexsort((position_T, unit_T))]
-    ours_TLK = np.stack(found, axis=1)
+    ours_TLK = np.stack(chosen, axis=1)
     alike = float((ours_TLK == ids_TLK).mean()) if ours_TLK.shape == ids_TLK.shape else 0.0
     if alike < ALIKE:
         raise MismatchError(
@@ -278,7 +284,10 @@ def _replacing(
     busy = [False]
 
     def hooked(layer: int) -> Callable[..., Any]:
+        """Hook on a layer's experts."""
+
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            """Outputs by the function; None, so that they stay, where it is the function that calls the experts."""
             if busy[0]:
                 return None
             busy[0] = True

@@ -13,11 +13,11 @@ from ....solvers.luffy.bound import least_seconds
 from ....solvers.netmoe.bottleneck import Channels
 from ...certify.certificate import Certificate
 from ..netmoe.recheck import Naive, busiest_port, check_fit, check_outcome, check_over, least, of_policy, weighted_ports
-from ..strategy import Again
+from ..strategy import Recheck
 from .law import law_for
 
 
-def recheck(plan: Plan, again: Again | None, certificate: Certificate) -> None:
+def recheck(plan: Plan, again: Recheck | None, certificate: Certificate) -> None:
     """Recheck a plan as `Strategy.recheck` says."""
     decision, options = of_policy(plan)
     law, outcome = decision.attention, plan.outcome["sample_policy"]
@@ -78,10 +78,10 @@ def _bound(one: Naive, attention: Attention, channels: Channels) -> float:
     """Lower bound on the time of any homes, at the solver's weights of ports and devices. Any weights prove a bound."""
     law, size = attention.law, one.traffic.gather.shape[1]
     room = one.room if law.numbers == "equal" else len(one.home)
-    found = least_seconds(one.traffic, attention, np.full(size, room), channels)
-    weights = np.maximum(found.port_weights, 0.0)
+    bounds = least_seconds(one.traffic, attention, np.full(size, room), channels)
+    weights = np.maximum(bounds.port_weights, 0.0)
     weights = weights / np.maximum(weights.sum(axis=(1, 2, 3), keepdims=True), 1.0)
-    device_D = np.maximum(found.device_weights, 0.0)
+    device_D = np.maximum(bounds.device_weights, 0.0)
     device_D = device_D / max(float(device_D.sum()), 1.0)
     start, cost_ID = weighted_ports(one.traffic, weights, channels)
     if not attention.follows:

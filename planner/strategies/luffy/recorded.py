@@ -49,7 +49,7 @@ def recorded(scene: Scene, journey: Journey, embeddings: Embeddings) -> list[Rec
     if not trace.has_weights:
         raise UsageError(f"{trace.path}: no gate weights, which weigh rows; record with --weights --embeddings all")
     shape = scene.cluster.num_devices, scene.cluster.devices_per_node
-    for cohort, ((choose, _),) in zip(scene.cohorts, choosers(trace, scene, [journey]), strict=True):
+    for cohort, ((choose, _),) in zip(scene.cohorts, choosers(scene, [journey]), strict=True):
         columns = defaultdict[str, list[Any]](list)
         for batch, unit_T in scene.index.batches(trace, scene.phases or None, weights=True):
             assert batch.weights is not None

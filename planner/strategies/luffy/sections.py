@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from ....runtime.plan import Metric, Part, Plan
 from ...document import Section, Text
 from ...evaluate.metrics import AROUND, ATTENTION, EXCHANGE, MOVED
-from ...figures import find, percent, value
+from ...figures import contender_of, figure_of, percent
 from ..netmoe.options import SamplePolicyOptions
 
 PLAN = "plan/migrating"
@@ -39,8 +39,8 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     if parts:
         yield f"under the plan take: {', '.join(parts)}"
     yield (
-        f"a combine delivers {percent(value(find(part, PLAN), MOVED))} of the samples to another device; not included:"
-        " the time to solve, and the labels and positions that move along"
+        f"a combine delivers {percent(figure_of(contender_of(part, PLAN), MOVED))} of the samples to another device;"
+        " not included: the time to solve, and the labels and positions that move along"
     )
 
 
@@ -64,8 +64,11 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
 
 def _beside(part: Part, ways: Mapping[str, str], over: Metric | None, metric: str, at_least: float) -> str:
     """Saving of the best of some simpler ways, and whether it does as well."""
-    label = min(ways, key=lambda one: value(find(part, one), metric))
-    words, theirs = f"{ways[label]} takes {_less(part, label, metric)} than today", value(find(part, label), metric)
+    label = min(ways, key=lambda one: figure_of(contender_of(part, one), metric))
+    words, theirs = (
+        f"{ways[label]} takes {_less(part, label, metric)} than today",
+        figure_of(contender_of(part, label), metric),
+    )
     if over is None or not theirs:
         return words
     of_theirs = percent(abs(over.value) / theirs, 1)
@@ -77,6 +80,6 @@ def _beside(part: Part, ways: Mapping[str, str], over: Metric | None, metric: st
 
 def _less(part: Part, label: str, metric: str) -> str:
     """The share by which a contender has less of a metric than today, or more."""
-    today = value(part.contenders[TODAY], metric)
-    less = 1 - value(find(part, label), metric) / today if today else 0.0
+    today = figure_of(part.contenders[TODAY], metric)
+    less = 1 - figure_of(contender_of(part, label), metric) / today if today else 0.0
     return f"{percent(abs(less), 1)} {'less' if less >= 0 else 'more'}"

@@ -49,9 +49,9 @@ class Luffy(Netmoe):
         """Padding as asked for."""
         return LuffyParams.of(task.params).batches == "padded"
 
-    def variants(self, task: Task) -> Sequence[Params]:
+    def variants(self, task: Task, engine: str | None = None) -> Sequence[Params]:
         """The usual ones where NetMoE has none: attention and exchanges are timed."""
-        return () if super().variants(task) else (LuffyParams(),)
+        return () if super().variants(task, engine) else (LuffyParams(),)
 
     def judged_on(self, scene: Scene, dispatch_model: DispatchModel) -> str:
         """Seconds of attention and both exchanges."""
@@ -67,14 +67,14 @@ class Luffy(Netmoe):
     def rivals(self, task: Task, plan: Plan, journey: Journey) -> Sequence[Contender]:
         """NetMoE's rivals; and samples dealt by cost, NetMoE's methods, and LUFFY's Algorithm 1."""
         assert isinstance(journey.homes, Rehoming)
-        own, policy = Contender("plan", journey), replace(journey.homes, bounded=None)
+        planned, policy = Contender("plan", journey), replace(journey.homes, bounded=None)
         rows = [*super().rivals(task, plan, journey)]
-        rows.append(own.named("dealt by cost", dispatch_model="standard", homes=Dealing(policy.law)))
-        rows += [own.named(f"netmoe {one}", homes=replace(policy, method=one, law=None)) for one in TRIED]
+        rows.append(planned.named("dealt by cost", dispatch_model="standard", homes=Dealing(policy.law)))
+        rows += [planned.named(f"netmoe {method}", homes=replace(policy, method=method, law=None)) for method in TRIED]
         if policy.method != "paper":
             assert policy.law is not None
             law = replace(policy.law, numbers="free")
-            rows.append(own.named("paper", homes=replace(policy, method="paper", law=law)))
+            rows.append(planned.named("paper", homes=replace(policy, method="paper", law=law)))
         return rows
 
 

@@ -25,16 +25,16 @@ WHY = "residuals of condensed rows must follow their samples, so that homes whic
 
 def refuse_both(task: Task, journey: Journey, way: Way | None) -> NoReturn:
     """UsageError with the rows of either and of both, where hidden states tell them."""
-    told = ""
+    sent = ""
     if way is not None and (embeddings := Embeddings.beside(task.trace)) is not None:
         scene, label = task.scene, Contender("base", journey).label
         homes = evaluate(scene, [Contender("base", journey)]).homes[label][-1].device
         staying = replace(journey, dispatch_model="standard", homes=None)
         rows = travelling(recorded(scene, staying, embeddings)[-1], homes, way)
-        told = " and ".join(f"{number:,} {name}" for name, number in rows.items())
-        told = f"rows of dispatch and combine, unseen samples: {told}; "
+        sent = " and ".join(f"{number:,} {name}" for name, number in rows.items())
+        sent = f"rows of dispatch and combine, unseen samples: {sent}; "
     raise UsageError(
-        f"--condense beside the sample_policy of {task.request.on}: {told}both never send less than the better one"
+        f"--condense beside the sample_policy of {task.request.on}: {sent}both never send less than the better one"
         f" ({WHY}): take one of them"
     )
 

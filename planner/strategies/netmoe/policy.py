@@ -63,8 +63,8 @@ def over(metric: str, evaluated: Evaluated) -> dict[str, Metric | None]:
         if not beside:
             continue
         known = metric in evaluated.judged[PLAN].value
-        found = (verdict(evaluated, metric, against=label).gain for label in beside) if known else ()
-        gains[name] = min(found, key=lambda gain: gain.value, default=None)
+        differences = (verdict(evaluated, metric, against=label).gain for label in beside) if known else ()
+        gains[name] = min(differences, key=lambda gain: gain.value, default=None)
     return gains
 
 

@@ -22,7 +22,7 @@ from ....solvers.rehoming import fault
 from ....traces.count_form import CountTrace
 from ...certify.certificate import Certificate
 from ...evaluate.metrics import EXCHANGE
-from ..strategy import Again
+from ..strategy import Recheck
 from .options import SamplePolicyOptions
 from .policy import PLAN, TRIED, fitted_predictor, locality, over, tried
 
@@ -39,7 +39,7 @@ class Naive(NamedTuple):
     follows: bool  #: Whether attention follows the layer
 
 
-def recheck(plan: Plan, again: Again | None, certificate: Certificate) -> None:
+def recheck(plan: Plan, again: Recheck | None, certificate: Certificate) -> None:
     """Recheck a plan as `Strategy.recheck` says."""
     decision, options = of_policy(plan)
     _check_structure(plan, decision, options)
@@ -84,7 +84,7 @@ def of_policy(plan: Plan) -> tuple[SamplePolicyDecision, SamplePolicyOptions]:
     return decision, options
 
 
-def check_fit(plan: Plan, again: Again, certificate: Certificate) -> Predictor | None:
+def check_fit(plan: Plan, again: Recheck, certificate: Certificate) -> Predictor | None:
     """The plan's predictor, which the fitted samples give, and the locality index."""
     task, (decision, options), predictor = again.task, of_policy(plan), None
     if (options.copies == "pairs") != isinstance(task.source, CountTrace):
@@ -105,7 +105,7 @@ def check_fit(plan: Plan, again: Again, certificate: Certificate) -> Predictor |
     return predictor
 
 
-def check_over(plan: Plan, again: Again, certificate: Certificate) -> None:
+def check_over(plan: Plan, again: Recheck, certificate: Certificate) -> None:
     """The gains over simpler ways, where what judges them is known."""
     assert again.evaluated is not None
     assert plan.verdict is not None
@@ -159,7 +159,7 @@ def _check_structure(plan: Plan, decision: SamplePolicyDecision, options: Sample
 
 def check_outcome(
     plan: Plan,
-    again: Again,
+    again: Recheck,
     predictor: Predictor | None,
     of_homes: Callable[[Naive], tuple[float, float]],
     name: str,

@@ -7,7 +7,7 @@ from ....solvers.cost import inter_ratio
 from ...document import Section, Text
 from ...evaluate.metrics import COPIES, EXCHANGE, FAR_BYTES, MOVED, NODE_COPIES
 from ...evaluate.price import STEP
-from ...figures import TimeUnit, find, percent, value
+from ...figures import TimeUnit, contender_of, figure_of, percent
 from .options import SamplePolicyOptions
 
 SAVED = {
@@ -25,7 +25,7 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     yield from _dealt(plan, part, options)
     yield from _saved(plan, part, pairs=options.copies == "pairs")
     yield (
-        f"a combine delivers {percent(value(find(part, PLAN), MOVED))} of the samples to another"
+        f"a combine delivers {percent(figure_of(contender_of(part, PLAN), MOVED))} of the samples to another"
         " device; not included: the time to solve, and the labels and positions that move along"
     )
     if options.copies == "pairs":
@@ -62,12 +62,12 @@ def _dealt(plan: Plan, part: Part, options: SamplePolicyOptions) -> Iterator[str
     verdict, over = plan.verdict, options.over_dealt
     if verdict is None or verdict.metric not in (EXCHANGE, STEP) or over is None:
         return
-    home, dealt = _home(plan, part), find(part, "dealt/standard")
+    home, dealt = _home(plan, part), contender_of(part, "dealt/standard")
     yield (
         "dealing samples by length alone, once per step in a data loader, takes"
         f" {_words(_less(dealt, home, verdict.metric), 'less')} than {_named(plan, home)}"
     )
-    dealt_s = value(dealt, verdict.metric)
+    dealt_s = figure_of(dealt, verdict.metric)
     if over.low is not None and over.low <= verdict.at_least * dealt_s:
         more = f"{percent(abs(over.value) / dealt_s if dealt_s else 0.0, 1)} {'less' if over.value >= 0 else 'more'}"
         yield f"dealing by length does as well: the plan takes {more} than that, no sure gain that pays for its moves"
@@ -75,7 +75,7 @@ def _dealt(plan: Plan, part: Part, options: SamplePolicyOptions) -> Iterator[str
 
 def _home(plan: Plan, part: Part) -> Contender:
     """Contender with the plan's experts and chunks whose samples stay: today, or the base of the plan."""
-    return part.contenders[1] if plan.decisions.names == ("sample_policy",) else find(part, "base/standard")
+    return part.contenders[1] if plan.decisions.names == ("sample_policy",) else contender_of(part, "base/standard")
 
 
 def _named(plan: Plan, home: Contender) -> str:
@@ -89,7 +89,7 @@ def _words(less: float, word: str) -> str:
 
 def _less(ours: Contender, base: Contender, metric: str) -> float:
     """The share by which a contender has less of a metric than a base; 0 where the base has none."""
-    return 1 - value(ours, metric) / value(base, metric) if value(base, metric) else 0.0
+    return 1 - figure_of(ours, metric) / figure_of(base, metric) if figure_of(base, metric) else 0.0
 
 
 def _saved(plan: Plan, part: Part, *, pairs: bool) -> Iterator[str]:
@@ -106,13 +106,13 @@ def _saved(plan: Plan, part: Part, *, pairs: bool) -> Iterator[str]:
         f" {blind}{most}{percent(saved['oracle/migrating'], 1)} if it were known"
     )
     if metric != NODE_COPIES and several and not pairs:
-        once = _less(find(part, PLAN), base, NODE_COPIES)
+        once = _less(contender_of(part, PLAN), base, NODE_COPIES)
         yield f"with one copy per token and node (DeepEP) {percent(once, 1)} are saved"
     if plan.placement is None:
         return
     for name in [metric, *([EXCHANGE] if EXCHANGE in base.metrics else [])]:
         alone, moved, both = (
-            _less(find(part, label), part.contenders[1], name)
+            _less(contender_of(part, label), part.contenders[1], name)
             for label in ("base/standard", "contiguous/migrating", PLAN)
         )
         yield (
@@ -123,10 +123,10 @@ def _saved(plan: Plan, part: Part, *, pairs: bool) -> Iterator[str]:
 
 def _exchanges(plan: Plan, part: Part, options: SamplePolicyOptions) -> Iterator[str]:
     """Seconds of both exchanges. Fewer copies take longer where the busiest port carries more."""
-    ours, base = find(part, PLAN), _home(plan, part)
+    ours, base = contender_of(part, PLAN), _home(plan, part)
     if not all(EXCHANGE in one.metrics for one in (ours, base)):
         return
-    ours_s, base_s = (value(one, EXCHANGE) for one in (ours, base))
+    ours_s, base_s = (figure_of(one, EXCHANGE) for one in (ours, base))
     unit = TimeUnit.up_to(max(ours_s, base_s))
     summed = f"{unit.text(ours_s)} {unit.name} per step, {unit.text(base_s)} of {base.name}, {base.dispatch_model}"
     if ours_s > base_s:

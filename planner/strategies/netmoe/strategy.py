@@ -43,7 +43,7 @@ class Netmoe(Strategy):
     by_steps = True
     shifts_load = False
     uses = frozenset({"prefill", "training"})
-    pays_from = PAYS_FROM
+    min_gain = PAYS_FROM
     moves_samples = True
     objectives: ClassVar = {
         "link_cost": ("a re-homing costs, in copies inside a node,", ",.1f"),
@@ -54,10 +54,14 @@ class Netmoe(Strategy):
     remarks = staticmethod(remarks)
     sections = staticmethod(sections)
 
-    def variants(self, task: Task) -> Sequence[Params]:
+    def variants(self, task: Task, engine: str | None = None) -> Sequence[Params]:
         """None where attention is timed, too: there luffy weighs it beside the exchanges."""
         costs = task.scene.costs
-        return () if costs is not None and costs.attention is not None and costs.exchange else super().variants(task)
+        return (
+            ()
+            if costs is not None and costs.attention is not None and costs.exchange
+            else super().variants(task, engine)
+        )
 
     def judged_on(self, scene: Scene, dispatch_model: DispatchModel) -> str:
         """Seconds of both exchanges; where nothing times them, bytes between nodes, copies where bytes are not known;
@@ -86,7 +90,7 @@ class Netmoe(Strategy):
         """Journey with the least copies that any homes leave to each port."""
         return replace(journey, dispatch_model="migrating", homes=stay, least=True)
 
-    def own(self, task: Task, plan: Plan, journey: Journey) -> Journey:
+    def journey_of_plan(self, task: Task, plan: Plan, journey: Journey) -> Journey:
         """The plan's journey, bounded on the fitted steps."""
         assert isinstance(journey.homes, Rehoming)
         return replace(journey, homes=replace(journey.homes, bounded=task.scene.cohorts[0] if task.bounds else None))
@@ -96,21 +100,21 @@ class Netmoe(Strategy):
         before the first layer (dealt); under a base's placement samples that stay (base), and the policy fitted under
         contiguous experts.
         """
-        own = Contender("plan", journey)
+        planned = Contender("plan", journey)
         assert isinstance(journey.homes, Rehoming)
-        rows = [own.named("oracle", homes=replace(journey.homes, oracle=True, bounded=None))]
+        rows = [planned.named("oracle", homes=replace(journey.homes, oracle=True, bounded=None))]
         if journey.homes.predictor is not None:
-            rows.append(own.named("unpredicted", homes=replace(journey.homes, predictor=None, bounded=None)))
+            rows.append(planned.named("unpredicted", homes=replace(journey.homes, predictor=None, bounded=None)))
         if task.base is not None and task.base.decisions.names:
-            rows.append(own.named("base", dispatch_model="standard", homes=stay))
+            rows.append(planned.named("base", dispatch_model="standard", homes=stay))
         if plan.placement is not None:
             in_order = today(plan.model, plan.cluster, journey.placement.slots).journey.placement
             predictor = None if journey.homes.predictor is None else fitted_predictor(task, in_order)
             rehoming = replace(journey.homes, predictor=predictor, bounded=None)
-            rows.append(own.named("contiguous", placement=in_order, homes=rehoming))
-        return [*rows, own.named("dealt", dispatch_model="standard", homes=Dealing())]
+            rows.append(planned.named("contiguous", placement=in_order, homes=rehoming))
+        return [*rows, planned.named("dealt", dispatch_model="standard", homes=Dealing())]
 
-    def finished(self, task: Task, solution: Solution, evaluated: Evaluated) -> Solution:
+    def with_figures(self, task: Task, solution: Solution, evaluated: Evaluated) -> Solution:
         """The solution with what was reached on the fitted steps, and what simpler ways leave of its gain."""
         assert isinstance(solution.decision, SamplePolicyDecision)
         return replace(

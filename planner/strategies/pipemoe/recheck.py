@@ -13,12 +13,12 @@ from ...certify.certificate import TOLERANCE, Certificate
 from ...evaluate.chunks import Cuts, Pipeline
 from ...evaluate.journey import Journey
 from ...options import PipelineOptions
-from ..strategy import Again
+from ..strategy import Recheck
 from . import MAX_DEGREE
 from .degrees import BASELINES, DegreeTable, stages_of, tabulated
 
 
-def recheck(plan: Plan, again: Again | None, certificate: Certificate) -> None:
+def recheck(plan: Plan, again: Recheck | None, certificate: Certificate) -> None:
     """Recheck a plan as `Strategy.recheck` says."""
     options, decision = PipelineOptions.of(plan), plan.decisions.pipeline
     assert decision is not None

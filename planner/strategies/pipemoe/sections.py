@@ -14,7 +14,7 @@ from ....solvers.pipemoe import TUTEL_MAX_DEGREE
 from ....solvers.pipemoe.seconds import chunk_seconds
 from ...document import Section, Text
 from ...evaluate.metrics import COMBINE, DISPATCH, DROPPED, EXPERTS
-from ...figures import TimeUnit, find, percent, value
+from ...figures import TimeUnit, contender_of, figure_of, percent
 from ...options import PipelineOptions, StageSeconds
 
 LEAST_CURVE_SHARE = 0.01  # of a gain, from which its curve is told
@@ -67,13 +67,13 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     one piece it takes both: overlap saves at most the shorter. With full duplex each exchange has a channel of its own,
     and overlap saves at most all but the longest of the three.
     """
-    options, decision, whole = pipeline_options(plan), plan.decisions.pipeline, find(part, "degree_1/standard")
+    options, decision, whole = pipeline_options(plan), plan.decisions.pipeline, contender_of(part, "degree_1/standard")
     assert decision is not None
     if {*decision.forward, *(decision.backward or ())} == {1}:
         yield "one piece is best in every layer: chunks cost more start-up time than overlap hides"
     backward = "" if decision.backward is None else f"; backward {_tallied(decision.backward)}"
     yield f"chunks per layer: forward {_tallied(decision.forward)}{backward} ({degree_choices(options)})"
-    dispatch, experts, combine = (value(whole, name) for name in (DISPATCH, EXPERTS, COMBINE))
+    dispatch, experts, combine = (figure_of(whole, name) for name in (DISPATCH, EXPERTS, COMBINE))
     busy = {"exchanges": dispatch + combine, "experts": experts}
     if options.full_duplex:
         busy = {"dispatch": dispatch, "experts": experts, "combine": combine}

@@ -18,7 +18,7 @@ from moeplan.planner.evaluate.metrics import METRICS, MetricSpec
 from moeplan.planner.evaluate.sums import Context, Sums
 from moeplan.planner.params import Params, flag
 from moeplan.planner.strategies.registry import STRATEGIES, Row
-from moeplan.planner.strategies.strategy import Again, Solution, Strategy
+from moeplan.planner.strategies.strategy import Recheck, Solution, Strategy
 from moeplan.planner.task import Task
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.decisions import DECISIONS, Decision, Record
@@ -112,7 +112,7 @@ class Rotation(Strategy):
         """A turn of one."""
         return [Contender("by 1", rotated(today(plan.model, plan.cluster).journey, 1))]
 
-    def recheck(self, plan: Plan, again: Again | None, certificate: Certificate) -> None:
+    def recheck(self, plan: Plan, again: Recheck | None, certificate: Certificate) -> None:
         """The objective is the plan's own share on the fitted part."""
         if again is not None and again.evaluated is not None:
             share = again.evaluated.evaluation.fit.contenders[0].metrics["far_share"].value

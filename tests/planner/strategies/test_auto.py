@@ -438,7 +438,7 @@ def test_a_new_strategy_is_tried_by_its_row_alone(trace: Trace, profile: Path, m
     rotation.register(monkeypatch.setitem)
     monkeypatch.setattr(rotation.Rotation, "beside", frozenset({"pipeline"}))
     params = rotation.RotationParams
-    monkeypatch.setattr(rotation.Rotation, "variants", lambda _, task: (params(), params(most_slots=5)))
+    monkeypatch.setattr(rotation.Rotation, "variants", lambda *_: (params(), params(most_slots=5)))
     plan = planned(trace, "auto", profile=profile)
     assert {("rotation",), ("rotation, --most-slots 5",)} <= names(plan)
     told = screen(solve_report, plan, Path("plan.json"), verbose=True)

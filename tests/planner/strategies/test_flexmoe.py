@@ -498,5 +498,5 @@ def test_rates_below_zero_are_refused(plan: Any) -> None:
 )
 def test_auto_names_it_where_a_training_run_came_in_order(use: str, order: str, named: bool) -> None:
     source = SimpleNamespace(known={"step"}, meta=SimpleNamespace(step_order=order))
-    told = strategy("flexmoe").apart(cast(Any, SimpleNamespace(use=use, source=source)))
+    told = strategy("flexmoe").why_auto_skips(cast(Any, SimpleNamespace(use=use, source=source)))
     assert ("moeplan solve --strategy flexmoe" in told) == named

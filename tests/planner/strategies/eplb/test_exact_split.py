@@ -89,13 +89,12 @@ def test_on_a_real_training_run_a_plan_for_exact_splits_is_far_more_even(real_da
     [("DeepSeek-V3", "sglang", True), ("Qwen3", "sglang", False), ("DeepSeek-V3", None, False)],
 )
 def test_auto_tries_it_for_an_engine_that_carries_it_out(name: str, engine: str | None, tried: bool) -> None:
-    cluster, params = SimpleNamespace(num_devices=4, num_nodes=1, devices_per_node=4), SimpleNamespace(engine=engine)
+    cluster = SimpleNamespace(num_devices=4, num_nodes=1, devices_per_node=4)
     task: Any = SimpleNamespace(
-        params=params,
         model=model(experts=16, name=name),
         request=SimpleNamespace(cluster=cluster),
         source=None,
         alive=range(4),
     )
-    variants: Any = strategy("eplb").variants(task)
+    variants: Any = strategy("eplb").variants(task, engine)
     assert ("lp" in [one.replica_rule for one in variants]) == tried
