@@ -59,7 +59,8 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
         f"a layer is looked at where its busiest device had over {percent(decision.trigger - 1)} more than the mean"
         f"{f', and after one in {decision.every} recorded steps' if decision.every else ''}: {own.changes:,} changes"
         f" of a layer's placement in {part.num_steps:,} recorded steps, of which {own.unpaid:,} turned out to cost more"
-        f" than they saved until the next one, or the end; {own.experts_moved:,} experts with new owners"
+        f" than they saved until the next one, or the end; {own.experts_moved:,} expert"
+        f"{'s' * (own.experts_moved != 1)} with new owners"
     )
     yield RUNTIME
     if not options.timed:
