@@ -348,5 +348,7 @@ class Task:
 
 
 def _judging(scene: Scene) -> Scene:
-    """A scene with its last part alone."""
-    return dataclasses.replace(scene, cohorts=scene.cohorts[-1:])
+    """A scene with its last part alone, and the pairs of its steps, where they are counted."""
+    alone = dataclasses.replace(scene, cohorts=scene.cohorts[-1:])
+    alone.counted.extend(scene.counted[-1:])
+    return alone

@@ -11,6 +11,7 @@ from ..arrays import Bools, Ints
 from .follow import Seen, step_seconds
 from .rivals import eplb_table
 
+BEYOND = 2.0  # times as far from their mean as the records of a window are, loads may drift
 LONG = 10  # one search that is due in so many is so many times as long
 
 
@@ -42,8 +43,8 @@ def planned(seen: Seen, policy: Policy, evaluations: int) -> Ints:
     """A table for the records of a window: operations for balance, then so much of a search by seconds.
 
     Operations are the few that pay, or where these leave the load out of balance, as many as settle it, from where they
-    end or from EPLB's placement, whichever is worth most with the price of its moves. Where replicas are free, homes
-    stay if that is enough.
+    end or from EPLB's placement, whichever is worth most with the price of its moves. Those that settle it do so for
+    twice the drift of the window, too. Where replicas are free, homes stay if that is enough.
     """
     from .cuts import busiest_ratio, guided, settled
     from .search import Search, searched
@@ -61,13 +62,22 @@ def planned(seen: Seen, policy: Policy, evaluations: int) -> Ints:
     if policy.kicks and busiest_ratio(few, totals) > policy.trigger:
         published = eplb_table(seen.window, seen.table.shape[1], "refined", seen.table)
         starts = [(few, free), (published, free), *([(few, owned)] if homes else [])]
-        tables += [settled(start, totals, kept, policy.slack, policy.kicks, seed) for start, kept in starts]
+        tables += [settled(start, drifted(totals), kept, policy.slack, policy.kicks, seed) for start, kept in starts]
     table = min(tables, key=lambda one: busiest_ratio(one, totals) * gain_s + price_of(one, seen))
     if evaluations:
         origin, batches = held_by(seen.table, seen), seen.window.shape[1]
         task = Search.of(pairs, batches, origin, seen.home, seen.group, seen.costs, policy.horizon)
         table, _ = searched(table, task, evaluations, seed)
     return table
+
+
+def drifted(totals: Ints) -> Ints:
+    """The vectors `[B, E]`, then each twice as far from their mean, `[2B, E]`: later loads lie beyond those of now."""
+    if len(totals) == 1:
+        return totals
+    mean_E = totals.mean(axis=0)
+    beyond = np.maximum(np.rint(mean_E + BEYOND * (totals - mean_E)), 0).astype(np.int64)
+    return np.concatenate([totals, beyond])
 
 
 def pays(table: Ints, seen: Seen, horizon: float) -> bool:

@@ -3,7 +3,9 @@
 Plans are `Any`, so that a test may look into one without asking part by part whether it is there.
 """
 
+import base64
 import re
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -157,6 +159,19 @@ def figure_in(section: Section) -> Any:
 
 
 # Traces.
+
+
+def unpacked(page: Path) -> tuple[str, str]:
+    """A page without its packed script, and that script; empty where it draws nothing."""
+    text = page.read_text(encoding="utf-8")
+    found = re.search(r'packed = "([^"]*)"', text)
+    if found is None:
+        return text, ""
+    inflate = zlib.decompressobj()
+    compressed = base64.b85decode(found[1])
+    script = inflate.decompress(compressed).decode()
+    assert f"slice(0, {len(compressed) - len(inflate.unused_data)})" in text
+    return text.replace(found[1], ""), script
 
 
 def tallied(

@@ -61,7 +61,8 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
         f"a layer is looked at where its busiest device had over {percent(decision.trigger - 1)} more than the mean"
         f"{f', and after one in {decision.every} recorded steps' if decision.every else ''}: {record.changes:,} changes"
         f" of a layer's placement in {part.num_steps:,} recorded steps, of which {record.unpaid:,} turned out to cost"
-        f" more than they saved until the next one, or the end; {record.experts_moved:,} experts with new owners"
+        f" more than they saved until the next one, or the end; {record.experts_moved:,} expert"
+        f"{'s' * (record.experts_moved != 1)} with new owners"
     )
     yield RUNTIME
     if not options.timed:

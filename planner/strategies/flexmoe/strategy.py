@@ -46,6 +46,7 @@ class Flexmoe(Strategy):
 
     name = "flexmoe"
     decides = "rebalancing"
+    beside = frozenset({"pipeline"})
     by_time = True
     by_loads = True
     uses = frozenset({"training"})
@@ -64,8 +65,8 @@ class Flexmoe(Strategy):
             raise UsageError("--for serving with --strategy flexmoe, which is for training; give --strategy eplb")
 
     def passes(self, task: Task) -> Passes:
-        """Both passes of training."""
-        return Passes(BACKWARD, full_duplex=False)
+        """Both passes of training; of a base that cuts layers into chunks, its own."""
+        return super().passes(task) or Passes(BACKWARD, full_duplex=False)
 
     def judged_on(self, scene: Scene, dispatch_model: DispatchModel) -> str:
         """Balance, where seconds of a step are not known."""

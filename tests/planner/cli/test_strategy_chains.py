@@ -15,14 +15,14 @@ from moeplan.runtime.active import load_plan
 from moeplan.runtime.decisions import SidecarFile
 from moeplan.runtime.plan import load, save
 from tests.planner.cli.conftest import ended, started
-from tests.planner.makers import edited, planned, tallied
+from tests.planner.makers import edited, planned, tallied, unpacked
 
 
 def test_what_was_weighed_of_counts_is_drawn(moeplan: Any, tmp_path: Path) -> None:
     trace, _ = tallied(tmp_path / "counts")
     planned(trace, "eplb", redundant="auto", to=tmp_path / "plan.json")
     assert "wrote" in moeplan("show", "plan.json", "-o", "weighed.html", cwd=tmp_path).stdout
-    assert "redundant experts per layer" in (tmp_path / "weighed.html").read_text()
+    assert "redundant experts per layer" in unpacked(tmp_path / "weighed.html")[1]
 
 
 @pytest.fixture(scope="module")

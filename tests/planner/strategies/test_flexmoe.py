@@ -43,6 +43,7 @@ from tests.planner.makers import (
     scene_of,
     stored,
     stored_tokens,
+    unpacked,
     write_profile,
 )
 
@@ -342,9 +343,26 @@ def test_a_timeline_shows_every_rule_and_the_changes(solved: Path, plan: Any, tm
     assert f"{len(events)} |" in lines[-1]
     assert {one["kind"] for one in events} <= {*KINDS}
     write_timeline(plan, 0, tmp_path / "layer.html", solved.parent)
-    assert "busiest device over the mean" in (tmp_path / "layer.html").read_text()
+    assert "busiest device over the mean" in unpacked(tmp_path / "layer.html")[1]
     with pytest.raises(UsageError, match="expected an MoE layer, 0 to 1"):
         [*timeline_picture(plan, 2, 100, solved.parent)]
+
+
+def test_replicas_follow_the_load_of_layers_in_chunks(tmp_path: Path, run: CountTrace, profile: Path) -> None:
+    trace = token_run(tmp_path / "t", drifting())
+    made(trace, "pipemoe", profile=profile, purpose="training", max_degree=2, to=tmp_path / "piped.json")
+    asked: dict[str, Any] = {"profile": profile, "slots": 3, "to": tmp_path / "plan.json"}
+    plan: Any = made(trace, "flexmoe", on=tmp_path / "piped.json", **asked).plan
+    assert plan.decisions.names == ("pipeline", "rebalancing")
+    found = judged(plan)
+    ours, static, today = (found[f"{name}/standard"] for name in ("plan", "static", "contiguous"))
+    assert ours["step_s"] < static["step_s"] < today["step_s"]
+    whole: Any = made(trace, "flexmoe", **asked).plan
+    assert ours["moe_s"] < judged(whole)["plan/standard"]["moe_s"]  # chunks overlap
+    assert ours["balance"] == pytest.approx(judged(whole)["plan/standard"]["balance"])
+    counted: Any = made(run, "flexmoe", on=tmp_path / "piped.json", **asked).plan
+    assert judged(counted)["plan/standard"]["moe_s"] == pytest.approx(ours["moe_s"])
+    assert "degrees" in certify(plan, trace.path, profile, folder=tmp_path).checks
 
 
 def test_the_table_tells_every_rule(plan: Any) -> None:

@@ -11,6 +11,7 @@ from moeplan.solvers import contiguous
 from moeplan.solvers.flexmoe import EveryEplb, Paper, Policy, Seen, Stay, follow, initial
 from moeplan.solvers.flexmoe.follow import step_seconds
 from moeplan.solvers.flexmoe.initial import BALANCE_ALONE
+from moeplan.solvers.flexmoe.policy import drifted
 from tests.solvers.flexmoe.layers import COSTS, Array
 from tests.solvers.flexmoe.test_cuts import is_legal
 
@@ -151,6 +152,23 @@ def test_initial_placements_stay_balanced_in_a_training_run(real_data: Path) -> 
     assert later[0] <= 1.002  # micro-batches one by one
     assert later[1] <= 1.01
     assert later[2] <= 1.02
+
+
+def test_initial_placements_have_room_for_twice_the_drift_that_they_saw(real_data: Path) -> None:
+    """In layers whose loads drift most; placements for the records alone are at 1.03 then."""
+    with np.load(real_data / SMARTMOE) as arrays:
+        counts = arrays["counts"][93:231, :, [3, 7]].transpose(0, 2, 3, 4, 1).astype(np.int64)
+    later = []
+    for first in (0, 40, 80, 120):
+        tables = initial(counts[first : first + 8], 3, COSTS, group=16, policy=BALANCE_ALONE)
+        summed = counts[[first + 17]].sum(axis=2, keepdims=True)  # 100 iterations after the last of them
+        later.append(follow(summed, tables, Stay(), COSTS, group=16).balance.mean())
+    assert np.mean(later) <= 1.008
+
+
+def test_loads_may_drift_as_far_again() -> None:
+    assert drifted(np.array([[4, 0, 8], [6, 1, 8]])).tolist() == [[4, 0, 8], [6, 1, 8], [3, 0, 8], [7, 2, 8]]
+    assert drifted(np.array([[4, 0]])).tolist() == [[4, 0]]
 
 
 def test_the_policy_beats_eplb_in_a_training_run(real_data: Path) -> None:

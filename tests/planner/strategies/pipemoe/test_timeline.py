@@ -11,7 +11,7 @@ from moeplan.errors import InputError
 from moeplan.planner.options import StageSeconds
 from moeplan.planner.strategies.pipemoe.sections import stage_seconds
 from moeplan.planner.strategies.pipemoe.timeline import timeline_picture, write_timeline
-from tests.planner.makers import edited, options, planned
+from tests.planner.makers import edited, options, planned, unpacked
 
 BASIS = "means over the fitted steps"
 STAGES = ["dispatch", "experts", "combine"]
@@ -56,9 +56,10 @@ def test_few_chunks_are_digits_in_every_lane_and_no_shade_is_explained(plan: Any
 
 def test_a_page_says_that_seconds_are_means_and_numbers_few_chunks_alone(plan: Any, tmp_path: Path) -> None:
     write_timeline(in_chunks(plan, 30), 1, tmp_path / "layer.html")
-    page = (tmp_path / "layer.html").read_text()
-    assert BASIS in page
-    assert '"text":["29' not in page.replace(" ", "")
+    text, script = unpacked(tmp_path / "layer.html")
+    assert BASIS in text
+    assert "Plotly.newPlot" in script
+    assert '"text":["29' not in script.replace(" ", "")
 
 
 @pytest.mark.parametrize("method", ["exact", "unequal"])
