@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from moeplan.planner.demo.text import other_text, record_embedded, record_text
 from moeplan.planner.evaluate.journey import today
@@ -22,14 +23,19 @@ from moeplan.planner.solve import solve
 from moeplan.planner.strategies.luffy.folding import EXACT, Gate, History, Star, Way
 from moeplan.planner.strategies.luffy.measured import EMBEDDED, Judged, Measured, Step, measured
 from moeplan.profilers.cluster import Cluster
+from moeplan.runtime.engine.clusters import BLOCK
+from moeplan.runtime.engine.condenser import standing
+from moeplan.runtime.engine.copies import select
 from moeplan.runtime.wire import SCALE_BYTES, Wire
 from moeplan.traces.reader import open_trace
 
+from ..race import race
 from ..study import Row, Settings, Study
 
 LENGTH = 256
 BITS, ERROR = "bits per byte above all rows", "layer error, %"
 COPIES = "1x16"
+WIDTH, EXPERTS = 1024, 16  # of what is timed
 ROW_BYTES: dict[Wire | None, int] = {None: 128 * 2, "fp8": 128 + SCALE_BYTES}
 
 
@@ -110,6 +116,29 @@ def _budget(most: float) -> Iterator[Row]:
         yield Row(f"{most} bits", name, quality=ours["rows_saved"], more=more)
 
 
+def _found(num_tokens: int) -> Iterator[Row]:
+    """Clusters of tokens near 64 centres, each with two of 16 experts on devices of their own, one core."""
+    rng = torch.Generator().manual_seed(0)
+    centre_T = torch.randint(64, (num_tokens,), generator=rng)
+    x_TM = torch.randn(64, WIDTH, generator=rng)[centre_T] + 0.3 * torch.randn(num_tokens, WIDTH, generator=rng)
+    weight_TK, ids_TK = torch.rand(num_tokens, EXPERTS, generator=rng).softmax(1).topk(2)
+    copies = select(ids_TK, ids_TK, None, (1, EXPERTS))
+    remote_n, u_TM = copies.place > 0, functional.normalize(x_TM, dim=1)
+    device_n = copies.place.argsort(stable=True)
+    blocks = [one for rows in device_n.tensor_split(EXPERTS) for one in rows.tensor_split(-(-len(rows) // BLOCK))]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    calls = {
+        "all pairs of a block multiplied": lambda: [u_TM[copies.row[one]] @ u_TM[copies.row[one]].T for one in blocks],
+        "gates, priority cover": lambda: standing(copies, x_TM, weight_TK, remote_n, 0.2, cosine=False),
+        "paper's star, cosine 0.8": lambda: standing(copies, x_TM, weight_TK, remote_n, 0.63, cosine=True),
+    }
+    timings = race(calls, next(iter(calls)))
+    torch.set_num_threads(threads)
+    for name, timing in timings.items():
+        yield Row(f"{num_tokens:,} tokens", name, **timing.figures, axis="tokens", size=num_tokens)
+
+
 STUDIES = (
     Study(
         title="Rows saved and what they cost",
@@ -133,5 +162,14 @@ STUDIES = (
         note="Rows saved, and the loss on the half of the text that did not choose the threshold.",
         instances=lambda settings: [0.01] if settings.quick else [0.005, 0.01, 0.02],
         rows=_budget,
+    ),
+    Study(
+        title="Seconds to find the rows of a layer",
+        quality="",
+        baseline="all pairs of a block multiplied",
+        note="CPU time on one core for vectors of 1,024 elements, two of 16 experts a token. Linear in tokens from"
+        " 8,192 on, where blocks of 1,024 rows are full.",
+        instances=lambda settings: [1024] if settings.quick else [4096, 8192, 16384],
+        rows=_found,
     ),
 )
