@@ -72,7 +72,7 @@ def certify(
         return certificate
     last, mixture = strategies[-1], mixture_of(plan, str(opened.path), opened.sha256)
     if mixture is None:
-        certificate.unchecked.append("figures of a mixture, whose other traces are not here")
+        certificate.unchecked.append("figures of a mixture, whose other traces are not here; put them where they were")
         return certificate
     if isinstance(opened, CountTrace) and not (last.moves_samples or last.by_loads):
         raise CertificationError(f"{trace}: a trace in count form; a {last.name} plan is made from tokens")

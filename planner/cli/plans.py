@@ -178,7 +178,7 @@ def _lacking(plan: "Plan", certificate: "Certificate") -> str:
     """Reason why no figure of a plan was recomputed, and the flag that helps."""
     source = plan.inputs.trace
     if certificate.trace is not None:
-        return f"{certificate.unchecked[-1]}; re-run moeplan solve"
+        return certificate.unchecked[-1]
     if source is None:
         return "it names no trace that its figures are from; re-run moeplan solve"
     place = "its trace" if source.path is None else f"its trace {source.path}"

@@ -60,7 +60,9 @@ class Strategy:
     name: ClassVar[str]
     decides: ClassVar[str] = ""  #: Key of its decision in a plan; empty: it chooses among other strategies
     #: What certify leaves unchecked of its plans without an evaluation
-    unjudged: ClassVar[str] = "decisions, objective and bound: the plan has no evaluation to recompute"
+    unjudged: ClassVar[str] = (
+        "decisions, objective and bound: the plan has no evaluation to recompute; re-run moeplan solve"
+    )
     unchecked: ClassVar[str] = ""  #: What certify leaves unchecked of its choice among other strategies
     #: Dispatch models it makes sense under, the default first
     dispatch_models: ClassVar[tuple[DispatchModel, ...]] = ("standard",)

@@ -39,7 +39,7 @@ class Condensation(Strategy):
     name = "luffy"
     decides = "condensation"
     beside = frozenset({"placement", "pipeline", "sample_policy"})  # the last to be refused by figures
-    unjudged = "rows and errors of condensation, which solve alone counts"
+    unjudged = "rows and errors of condensation: only moeplan solve counts them, and it finds the same plan again"
     uses = frozenset({"prefill", "training"})
     objectives: ClassVar = {"rows_sent": ("rows that travel, of all to other devices,", "%")}
     answer = staticmethod(answer)
@@ -190,7 +190,8 @@ def _equals(task: Task, way: Way, count: Callable[[Way], Counted]) -> list[Way]:
     if saved and task.model.top_k > 1:
         gate = _furthest(lambda gate: count(Way("dropped", drop=gate)).saved(), saved, (1e-3, 1.0))
         if gate is not None:
-            rows.append(Way(f"second experts dropped below {gate:.2f}", drop=gate))
+            which = "all second experts dropped" if gate == 1.0 else f"second experts dropped below {gate:.2f}"
+            rows.append(Way(which, drop=gate))
     return rows
 
 

@@ -50,7 +50,10 @@ def test_loads_are_weighted_by_their_shares_and_so_is_what_judges(tmp_path: Path
         assert_refused(edited(plan, path, change), prefill.path)
     assert_refused(edited(plan, "evaluation.held_out", None), words="with the wrong parts")
     gone = edited(plan, "options.placement.mixture.1.path", "s3://elsewhere/t")
-    assert "figures of a mixture, whose other traces are not here" in certify(gone, prefill.path).unchecked
+    assert (
+        "figures of a mixture, whose other traces are not here; put them where they were"
+        in certify(gone, prefill.path).unchecked
+    )
 
 
 def test_a_weight_alone_decides_as_the_trace_alone_and_all_fitted_units_are_left_out(tmp_path: Path) -> None:
