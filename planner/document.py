@@ -90,7 +90,7 @@ class Table:
     def fitting(self, width: int) -> "list[Table]":
         """The columns as tables of so many signs at most, each with the rows' names and one column at least.
 
-        Where all are shown in several tables, names of more than half the width wrap.
+        Where all are shown, and they do not fit, names of more than half the width wrap.
         """
         names, *rest = self.columns
         named, tables = names.width, [[names]]

@@ -10,7 +10,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs
 from pydantic import ValidationError
@@ -35,6 +35,7 @@ COLUMNS = st.lists(st.integers(1, 12), min_size=2, max_size=12).map(
 )
 
 
+@example([Column("0xxxxx", ["y"]), Column("1", ["y"]), Column("2", ["y"])], 11)  # one table, whose names wrap
 @given(COLUMNS, st.integers(1, 80))
 def test_a_narrow_screen_shows_the_columns_that_fit_or_all_in_several_tables(columns: list[Column], width: int) -> None:
     for whole in (False, True):
@@ -44,7 +45,8 @@ def test_a_narrow_screen_shows_the_columns_that_fit_or_all_in_several_tables(col
         assert shown == columns[1 : 1 + len(shown)]
         assert len(shown) == len(columns) - 1 or (not whole and len(tables) == 1)
         for table in tables:
-            names = min(columns[0].width, width // 2) if whole and len(tables) > 1 else columns[0].width
+            wraps = whole and columns[0].width + sum(GAP + column.width for column in columns[1:]) > width
+            names = min(columns[0].width, width // 2) if wraps else columns[0].width
             taken = names + sum(GAP + column.width for column in table.columns[1:])
             assert taken <= width or len(table.columns) == 2
         if not whole and len(shown) < len(columns) - 1:

@@ -12,7 +12,7 @@ import pytest
 
 from moeplan.errors import MoeplanError
 from moeplan.planner.cli import screen
-from moeplan.planner.cli.trace import record
+from moeplan.planner.cli.record import record
 from moeplan.planner.demo.text import record_embedded
 from moeplan.traces.reader import open_trace
 from tests.builders import known
