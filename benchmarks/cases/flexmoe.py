@@ -210,8 +210,8 @@ STUDIES = (
         rows=_lags_rows,
         needs=SMARTMOE,
         note="Max/mean of placements made for one or eight records: at the last of these, and later."
-        " Mean over all recorded layers and records 100 to 480 by 20, micro-batches summed. Exact: `flexmoe.initial` for"
-        " balance alone, under the exact split; even: EPLB refined, replicas sharing evenly.",
+        " Mean over all recorded layers and records 100 to 480 by 20, micro-batches summed. Exact: `flexmoe.initial`"
+        " for balance alone, under the exact split; even: EPLB refined, replicas sharing evenly.",
     ),
     Study(
         title="Synthetic drift on 64 devices in nodes of 8",
@@ -220,8 +220,9 @@ STUDIES = (
         rows=_drifting,
         note="Max/mean after iteration 100 of 600, from the contiguous placement; mean over 3 seeds."
         f" Shares are Zipf's with exponent 1.26, their logarithms drift so that shares change by 3 % in 10 and by 7 %"
-        f" in 100 iterations; {PAIRS:,} pairs a device. Owners: homes alone move. Where every new replica brings its state"
-        f" along, one from another node takes {1e3 * FAR_S:.1f} ms; what its experts take is less by as much in"
-        f" {Policy().horizon:g} steps if the busiest device has {FAR_S / EVEN_S / Policy().horizon:.1%} of the mean less.",
+        f" in 100 iterations; {PAIRS:,} pairs a device. Owners: homes alone move. Else every new replica brings its"
+        f" state along: one from another node takes {1e3 * FAR_S:.1f} ms, as much as experts save within"
+        f" {Policy().horizon:g} steps of which the busiest device has {100 * FAR_S / EVEN_S / Policy().horizon:.1f} %"
+        " of the mean less.",
     ),
 )
