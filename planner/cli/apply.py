@@ -13,7 +13,7 @@ import typer
 
 from ...errors import NoBenefitError, UsageError
 from .flags import ENGINES, Json, optional
-from .screen import byte_progress, console, print_json, progress
+from .screen import byte_progress, console, end_interrupted, print_json, progress
 
 if TYPE_CHECKING:
     from ...runtime.checkpoints import Permuted
@@ -80,7 +80,10 @@ def apply(
     _check_together(ways, {name for name, value in given.items() if value}, plan)
     if output is not None and engine is None:
         directory = Path(next(iter(ways.values())))
-        result, lines = _permuted(plan, directory, output, force) if undo is None else _undone(directory, output)
+        try:
+            result, lines = _permuted(plan, directory, output, force) if undo is None else _undone(directory, output)
+        except KeyboardInterrupt as error:
+            end_interrupted("; ".join(getattr(error, "__notes__", ())) or "nothing was changed")
         if as_json:
             print_json(result)
         else:
