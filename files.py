@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MAX_JSON_BYTES = 256 * 2**20
 MAX_DIGITS = 64
 MAX_REASON = 240  # characters of a refusal, which may quote the file
+_placed = dict[Path, int]()  # files and directories, by the inode that is to be there
 
 
 # A key that one kind of our files alone has, and the command that writes them.
@@ -78,6 +79,11 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     with _appearing(target, directory=True) as temporary:
         _check_replaceable(target, directory=True)
         yield temporary
+
+
+def written() -> list[Path]:
+    """Files and directories that this process wrote whole and that are still there."""
+    return [path for path, inode in _placed.items() if path.exists() and path.stat().st_ino == inode]
 
 
 def canonical_json(value: Any) -> bytes:
@@ -258,6 +264,7 @@ def _appearing(target: Path, *, directory: bool) -> Iterator[Path]:
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod((0o777 if directory else 0o666) & ~umask)
+        _placed[target] = temporary.stat().st_ino
         temporary.replace(target)
     except StorageError as error:  # of a file inside the directory
         raise StorageError(str(error).replace(str(temporary), str(target))) from error

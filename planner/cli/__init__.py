@@ -9,12 +9,17 @@ import signal
 import sys
 from collections.abc import Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from ...errors import MoeplanError, StorageError, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["interruptible", "main"]
 
 AGAIN_S = 0.05
+INTERRUPTED = 128 + signal.SIGINT
 IMPORTS = "<frozen importlib._bootstrap>"
 
 
@@ -30,6 +35,8 @@ def _run() -> None:
     try:
         code = group.main(prog_name="moeplan", standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt  # of which typer makes a code
         sys.exit(code if isinstance(code, int) else 0)
     except MoeplanError as error:
         _tell(error)
@@ -63,7 +70,8 @@ def interruptible() -> Iterator[None]:
 
     The block ends by an exception, so that temporary files and local ranks are cleaned up: KeyboardInterrupt on Ctrl-C,
     after which what was measured may be kept, else SystemExit. A second Ctrl-C ends the cleaning up, too, a second
-    SIGTERM does not. A process that ignores Ctrl-C, as a shell's `&` makes it, keeps ignoring it.
+    SIGTERM does not. A process that ignores Ctrl-C, as a shell's `&` makes it, keeps ignoring it. Ctrl-C says on stderr
+    what was written, unless the block has ended with words of its own.
     """
     came: signal.Signals | None = None
 
@@ -100,6 +108,10 @@ def interruptible() -> Iterator[None]:
         if came is None and not isinstance(error, KeyboardInterrupt):
             raise
         # What else is raised, a compiler or an import makes of the signal.
+        if came != signal.SIGTERM and not isinstance(error, SystemExit):
+            files: list[Path] = getattr(sys.modules.get("moeplan.files"), "written", list)()  # not loaded: none
+            kept = f"wrote {', '.join(map(str, files))}" if files else "nothing was written"
+            print(f"moeplan: interrupted; {kept}", file=sys.stderr)
         exec("")  # noqa: S102  forgets that one was interrupted, after which `python -m` ends by SIGINT, not by 130
         sys.exit(128 + (came or signal.SIGINT))
 

@@ -1,10 +1,11 @@
 """`moeplan apply`: certify a plan and make it the active plan, or write it for an engine or into a checkpoint."""
 
+import contextlib
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from ...errors import NoBenefitError, UsageError
 from .flags import ENGINES, Json, optional
 from .plans import certified
 from .rules import Rule, check_flags, exclusive
-from .screen import byte_progress, console, print_json
+from .screen import byte_progress, console, end_interrupted, print_json
 
 if TYPE_CHECKING:
     from ...runtime.checkpoints import Permuted
@@ -96,9 +97,11 @@ def apply(
     check_flags(given | {"PLAN": plan != PLAN and plan}, RULES)
     certificate = None
     if checkpoint is not None and output is not None:
-        result, lines = _permuted(plan, checkpoint, output, force)
+        with _saying_what_is_kept():
+            result, lines = _permuted(plan, checkpoint, output, force)
     elif undo is not None and output is not None:
-        result, lines = _undone(undo, output)
+        with _saying_what_is_kept():
+            result, lines = _undone(undo, output)
     else:
         from ..report.next_step import after_apply
 
@@ -126,6 +129,15 @@ def apply(
         sys.stdout.flush()
         os.environ["MOEPLAN_PLAN"] = str(Path(result["active"]).resolve())
         os.execvp(command[0], command)  # noqa: S606
+
+
+@contextlib.contextmanager
+def _saying_what_is_kept() -> Iterator[None]:
+    """End as Ctrl-C does, and say what a checkpoint that was being written keeps."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        end_interrupted("; ".join(getattr(error, "__notes__", ())) or "nothing was changed")
 
 
 def _check_named(command: Sequence[str]) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import typer
 from rich.console import Console
+
+from . import INTERRUPTED
 
 if TYPE_CHECKING:
     from ...profilers.harness import Step
@@ -59,7 +60,7 @@ def print_json(value: Any) -> None:
 def end_interrupted(kept: str) -> NoReturn:
     """End as Ctrl-C does, and say which results are kept."""
     print(f"moeplan: interrupted; {kept}", file=sys.stderr)
-    raise typer.Exit(130)
+    sys.exit(INTERRUPTED)
 
 
 @contextlib.contextmanager

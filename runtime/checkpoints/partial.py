@@ -118,8 +118,8 @@ def filling(destination: str | os.PathLike[str], job: str) -> Iterator[Partial]:
     except OSError as error:
         kept = _keep(partial)
         raise StorageError(f"{destination}: cannot be written ({error.strerror or error}); {kept}") from error
-    except (KeyboardInterrupt, SystemExit, StorageError):
-        _keep(partial)
+    except (KeyboardInterrupt, SystemExit, StorageError) as error:
+        error.add_note(_keep(partial))
         raise
     except BaseException:
         if partial is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from moeplan.planner.cli.apply import apply
 from moeplan.planner.cli.commands import group
 from moeplan.runtime.exports import ENGINES
 from moeplan.runtime.plan import Metric, Verdict, save
@@ -72,6 +73,23 @@ def test_what_an_engine_makes_of_a_coherent_plan_without_benefit_is_said(moeplan
     screen = moeplan("apply", "coherent.json", "--checkpoint", "model", "-o", "planned", cwd=folder).stdout
     assert "the plan is for coherent dispatch; an engine's standard dispatch returns tokens home" in screen
     assert "no benefit shown: the plan holds no figures" in screen
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "undo"])
+def test_ctrl_c_says_what_is_kept_of_a_checkpoint(
+    folder: Path, way: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        error = KeyboardInterrupt()
+        error.add_note("half is kept")
+        raise error
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(f"moeplan.runtime.checkpoints.{'permute' if way == 'checkpoint' else way}", interrupted)
+    asked: Any = {way: Path("model"), "output": Path("new")}
+    with pytest.raises(SystemExit, match="130"):
+        apply(**asked)
+    assert capsys.readouterr().err == "moeplan: interrupted; half is kept\n"
 
 
 @pytest.mark.parametrize(

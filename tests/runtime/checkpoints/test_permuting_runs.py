@@ -128,8 +128,10 @@ def test_an_undo_goes_on_too_and_leaves_nothing_before_a_file_is_complete(source
         return interrupt
 
     for share in (0.0, 0.5):
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as raised:
             undo(tmp_path / "permuted", tmp_path / "restored", on_progress=interrupt_at(share))
+        kept = f"what is complete is kept in {tmp_path / '.restored.partial'}: run again to go on"
+        assert raised.value.__notes__ == [kept]
         assert bool([*(tmp_path / ".restored.partial").glob("model-*.safetensors")]) == (share > 0)
     assert undo(tmp_path / "permuted", tmp_path / "restored").changed == ()
     assert files_of(tmp_path / "restored") == files_of(source)
