@@ -90,14 +90,15 @@ def _seconds(demo: Demo) -> Iterator[str]:
 
 def interval_words(pairs: Sequence[tuple[float, Metric | None]]) -> str:
     """Number of measured seconds within the predicted intervals; useless where one spans too much."""
-    known = [(seconds, one.low or 0.0, one.high or 0.0) for seconds, one in pairs if one is not None]
+    known = [(seconds, one.value, one.low or 0.0, one.high or 0.0) for seconds, one in pairs if one is not None]
     if not known:
         return "not predicted"
-    span = max(high / low if low else math.inf for _, low, high in known)
+    span = max(high / low if low else math.inf for _, _, low, high in known)
     if span > MOST_SPAN:
         return f"useless: the interval spans a factor of {span:.3g}"
-    inside = sum(low <= seconds <= high for seconds, low, high in known)
-    return f"{inside} of {len(known)} measured lie within the interval"
+    inside = sum(low <= seconds <= high for seconds, _, low, high in known)
+    least, most = min(low / value for _, value, low, _ in known), max(high / value for _, value, _, high in known)
+    return f"{inside} of {len(known)} within {least:.2f} to {most:.2f}, the fit's error alone"
 
 
 def _conclusion(demo: Demo) -> Iterator[str]:

@@ -140,7 +140,10 @@ def test_what_a_run_is_predicted_from_was_measured_at_sizes_of_a_grid_and_on_as_
 
 def test_an_interval_wider_than_a_factor_of_three_is_useless_and_others_count_what_lies_within() -> None:
     narrow, wide = Metric(value=2.0, low=1.0, high=3.0), Metric(value=2.0, low=1.0, high=3.01)
-    assert interval_words([(1.0, narrow), (3.5, narrow), (3.0, None)]) == "1 of 2 measured lie within the interval"
+    assert (
+        interval_words([(1.0, narrow), (3.5, narrow), (3.0, None)])
+        == "1 of 2 within 0.50 to 1.50, the fit's error alone"
+    )
     assert interval_words([(1.0, narrow), (2.0, wide)]) == "useless: the interval spans a factor of 3.01"
     assert interval_words([(1.0, None)]) == "not predicted"
     assert "useless" in interval_words([(1.0, Metric(value=2.0, low=0.0, high=3.0))])
