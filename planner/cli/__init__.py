@@ -109,7 +109,7 @@ def interruptible() -> Iterator[None]:
             raise
         # What else is raised, a compiler or an import makes of the signal.
         if came != signal.SIGTERM and not isinstance(error, SystemExit):
-            files: list["Path"] = getattr(sys.modules.get("moeplan.files"), "written", list)()  # not loaded: none
+            files: list[Path] = getattr(sys.modules.get("moeplan.files"), "written", list)()  # not loaded: none
             kept = f"wrote {', '.join(map(str, files))}" if files else "nothing was written"
             print(f"moeplan: interrupted; {kept}", file=sys.stderr)
         exec("")  # noqa: S102  forgets that one was interrupted, after which `python -m` ends by SIGINT, not by 130
