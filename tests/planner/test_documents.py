@@ -269,7 +269,7 @@ def test_an_engine_that_carries_a_part_of_a_plan_has_the_gain_of_that_part() -> 
 )
 def test_a_verdict_without_benefit_says_how_sure_it_is(gain: tuple[Any, Any, Any], words: str) -> None:
     share = Metric(value=gain[0], low=gain[1], high=gain[2])
-    verdict = Verdict(value="none", metric="step_s", against="today", gain=share, share=share)
+    verdict = Verdict(value="none", metric="step_s", against="today", gain=share, at_least=0.0, share=share)
     plan: Any = SimpleNamespace(verdict=verdict)
     assert doubt(plan) == words
 
