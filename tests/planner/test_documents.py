@@ -21,7 +21,7 @@ from moeplan.planner.document import GAP, Column, Table, drawn, packed, write_pa
 from moeplan.planner.evaluate.metrics import METRICS
 from moeplan.planner.figures import TimeUnit, change_text, megabytes
 from moeplan.planner.options import EvaluationOptions, SecondsOptions
-from moeplan.planner.report.answer import answer, carried, gain_words, split_words
+from moeplan.planner.report.answer import answer, carried, doubt, gain_words, split_words
 from moeplan.planner.report.plan import show_report
 from moeplan.planner.report.remarks import by_size, doubts, scaled_up
 from moeplan.planner.strategies.auto.options import AutoOptions, Tried
@@ -274,6 +274,27 @@ def test_an_engine_that_carries_a_part_of_a_plan_has_the_gain_of_that_part() -> 
     alone = f"tutel will not reach -58.0 %: {why}; moeplan solve --engine tutel plans for it"
     assert carried(auto_plan(whole), ENGINES["tutel"]) == alone
     assert carried(auto_plan(part, whole), ENGINES["tutel"]) == ""
+    foreign = tried(0.3, "pipemoe", engines=()), tried(0.2, "luffy", engines=("tutel",))  # not carried, not of the plan
+    assert carried(auto_plan(whole, *foreign), ENGINES["tutel"]) == alone
+
+
+@pytest.mark.parametrize(
+    ("gain", "words"),
+    [
+        ((0.2, -0.1, 0.4), "gain not certain"),
+        ((0.01, -0.1, 0.4), "gain not certain"),
+        ((0.009, -0.1, 0.4), "no benefit expected"),
+        ((-0.2, -0.4, 0.1), "no benefit expected"),
+        ((0.0, 0.0, 0.0), "no benefit expected"),
+        ((-0.2, -0.4, -0.001), "worse than today, keep what runs"),
+        ((0.2, None, None), "no benefit shown"),
+    ],
+)
+def test_a_verdict_without_benefit_says_how_sure_it_is(gain: tuple[Any, Any, Any], words: str) -> None:
+    share = Metric(value=gain[0], low=gain[1], high=gain[2])
+    verdict = Verdict(value="none", metric="step_s", against="today", gain=share, at_least=0.0, share=share)
+    plan: Any = SimpleNamespace(verdict=verdict)
+    assert doubt(plan) == words
 
 
 def test_an_exact_split_is_told_beside_the_even_one() -> None:
