@@ -52,6 +52,7 @@ def parallelize(
     gradients: Gradients = "mean",
     checkpoint: str | os.PathLike[str] | None = None,
     schedule: Schedule | None = None,
+    moves_per_step: int | None = None,
 ) -> ExpertParallelModel:
     """The model with its experts spread over the ranks of `group`; all ranks call it together.
 
@@ -77,6 +78,9 @@ def parallelize(
     schedule
         For a plan whose replicas follow the load: the tables `[L, D, S]` of experts in slots, -1 in empty ones, by the
         first step that is to run under them, in place of the plan's policy.
+    moves_per_step
+        For such a plan: how many experts, with their optimizer state, change their owner after one step at most; the
+        rest follows after the next steps. Those of one layer move together in any case.
 
     Raises
     ------
@@ -97,6 +101,10 @@ def parallelize(
         dispatcher = _dispatcher(model, plan, chosen, dist.get_world_size(group))
         if schedule is not None:
             _check_schedule(schedule, plan)
+        if moves_per_step is not None and (plan.decisions.rebalancing is None or moves_per_step < 1):
+            raise UsageError(
+                f"moves_per_step={moves_per_step}; expected 1 or more, and a plan of solve --strategy flexmoe"
+            )
     _agree(plan, chosen, group)
     placement, blocks = _placement(plan), routed_blocks(model)
     owner_LE = _owners(plan, placement)
@@ -135,7 +143,7 @@ def parallelize(
         leave_out_experts(wrapped)
     collect_before_steps(model)
     if plan.decisions.rebalancing is not None:
-        spread.rebalancing = Rebalancer(plan, spread.blocks, group, schedule)
+        spread.rebalancing = Rebalancer(plan, spread.blocks, group, schedule, moves_per_step)
     if plan.decisions.condensation is not None:
         spread.condensation = Condensation(plan.decisions.condensation, spread.blocks, group)
     return spread

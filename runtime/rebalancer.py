@@ -57,6 +57,9 @@ class Rebalancer:
         The experts of each MoE layer.
     schedule
         Tables `[L, D, S]` by the first step, from 0, that is to run under them, in place of the policy.
+    moves_per_step
+        Experts that change their owner after one step, at most, but for those of one layer; None: all. Layers beyond
+        that follow after the next steps; nothing is decided anew before they have.
 
     Attributes
     ----------
@@ -80,6 +83,7 @@ class Rebalancer:
         blocks: Sequence[ParallelExperts],
         group: dist.ProcessGroup | None,
         schedule: Schedule | None = None,
+        moves_per_step: int | None = None,
     ) -> None:
         decision, placement = plan.decisions.rebalancing, plan.placement
         assert decision is not None
@@ -88,6 +92,7 @@ class Rebalancer:
         self.num_experts, self.devices_per_node = plan.model.num_experts, plan.cluster.devices_per_node
         self.step, self.moved, self.planning_s = 0, 0, 0.0
         self.tables, self.balance = tables_of(placement), np.ones(len(blocks))
+        self._decided_last, self._moves_per_step = self.tables.copy(), moves_per_step
         self.operations: list[Operation] = []
         self._rule, self._costs = policy_of(decision)
         self._records, self._record_steps = 0, decision.record_steps
@@ -100,9 +105,11 @@ class Rebalancer:
         for block in blocks:
             block.loads = Loads()
         self._schedule = None if schedule is None else checked(schedule, placement)
+        told = [(step, table.tolist()) for step, table in (self._schedule or {}).items()]
+        self._agree(repr((told, moves_per_step)), "schedule or number of moves")
         if self._schedule is not None:
-            self._agree(repr([(step, table.tolist()) for step, table in self._schedule.items()]), "schedule")
-            self._take(self._schedule.get(0, self.tables), None)
+            self._decided_last = self._schedule.get(0, self.tables).copy()
+            self._take(None)
         _call_after_steps(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -132,16 +139,18 @@ class Rebalancer:
         self.step += 1
         self.balance = np.array([load.balance for load in loads])
         if self._schedule is not None:
-            self._take(self._schedule.get(self.step, self.tables), optimizer)
+            self._decided_last = self._schedule.get(self.step, self._decided_last)
         elif self._deciding is not None:
             tables, seconds = self._deciding.result()
             self._deciding, self.planning_s = None, self.planning_s + seconds
-            self._take(self._told(tables), optimizer)
+            self._decided_last = self._told(tables)
+        self._take(optimizer)
         if recorded:
             none = np.zeros((self.num_experts, self.tables.shape[1]), np.int64)
             self._window.append(np.stack([none if load.pairs is None else load.pairs for load in loads]))
             self._records += 1
-            self._decide()
+            if np.array_equal(self.tables, self._decided_last):
+                self._decide()
         for load in loads:
             load.clear()
 
@@ -177,17 +186,23 @@ class Rebalancer:
         told: Ints = by_layer[: len(self.blocks)].cpu().numpy().astype(np.int64)
         return told
 
-    def _take(self, tables: Ints, optimizer: Optimizer | None) -> None:
-        """Hold the experts as tables `[L, D, S]` say; a collective call."""
+    def _take(self, optimizer: Optimizer | None) -> None:
+        """Hold the experts as the tables decided last say, as many layers as may change now; a collective call."""
         from ..solvers.flexmoe.follow import operations
         from ..solvers.flexmoe.state import holds, homes_after
 
-        owners = dict[int, Ints]()
+        tables, owners, moving = self._decided_last, dict[int, Ints](), 0
         for layer in np.flatnonzero((tables != self.tables).any(axis=(1, 2))).tolist():
             before, after = (holds(one[layer], self.num_experts) for one in (self.tables, tables))
-            owners[layer] = homes_after(self.blocks[layer].placement.owner, after, self.devices_per_node)
+            owner = self.blocks[layer].placement.owner
+            new = homes_after(owner, after, self.devices_per_node)
+            moves = int((new != owner).sum())
+            if moving and moves and self._moves_per_step is not None and moving + moves > self._moves_per_step:
+                continue  # after a later step
+            owners[layer], moving = new, moving + moves
             self.operations += operations(before, after, self.step, layer, self.devices_per_node)
-        self._rebind(tables, owners, optimizer)
+        if owners:
+            self._rebind(tables, owners, optimizer)
 
     def _rebind(self, tables: Ints, owners: Mapping[int, Ints], optimizer: Optimizer | None) -> None:
         """Let layers hold what tables `[L, D, S]` say, by owners `[E]`; a collective call."""
@@ -249,6 +264,7 @@ class Rebalancer:
             "records": self._records,
             "deciding": self._deciding is not None,
             "tables": torch.from_numpy(self.tables.copy()),
+            "decided_last": torch.from_numpy(self._decided_last.copy()),
             "owners": torch.from_numpy(owners),
             "window": [torch.from_numpy(record) for record in self._window],
             "balance": torch.from_numpy(self.balance),
@@ -280,8 +296,10 @@ class Rebalancer:
                 f"a state of tables {list(tables.shape)} and owners {list(owners.shape)}; expected"
                 f" {list(expected[0])} (layers, devices, slots) and {list(expected[1])}: load it under its plan"
             )
-        self._agree(repr((state["step"], tables.tolist(), owners.tolist())), "state")
+        decided = np.asarray(state["decided_last"])
+        self._agree(repr((state["step"], tables.tolist(), owners.tolist(), decided.tolist())), "state")
         self._rebind(tables, dict(enumerate(owners)), optimizer)
+        self._decided_last = decided.copy()
         self.step, self._records, self.moved = state["step"], state["records"], state["moved"]
         self.balance, self.planning_s = np.asarray(state["balance"]), state["planning_s"]
         self.operations = [Operation(*one) for one in state["operations"]]

@@ -103,6 +103,7 @@ class Run:
     #: "eval", "unused", "reentrant" or "not reentrant": what must not count, or once only; "degrees", "autocast",
     #: "fsdp", "fsdp by layer", "rounds"
     beside: str = ""
+    moves_per_step: int | None = None
 
     def case(self, num_ranks: int) -> Case:
         """The model; its first placement is of two slots a device more than experts need."""
@@ -177,7 +178,7 @@ def trained(world: World, runs: list[Run]) -> list[Trained]:
 def _made(world: World, run: Run, **options: Any) -> ExpertParallelModel:
     case = run.case(world.size)
     with mock.patch(RULE, return_value=(run.rule, COSTS)) if run.rule else mock.MagicMock():
-        spread = parallelize(case.model(), run.plan(world.size), **options)
+        spread = parallelize(case.model(), run.plan(world.size), moves_per_step=run.moves_per_step, **options)
     if "reentrant" in run.beside:
         for layer in spread.model.layers:  # type: ignore[union-attr]
             block, forward = layer.moe, layer.moe.forward
@@ -273,9 +274,11 @@ def facts(world: World, _payload: None) -> dict[str, Any]:
     return {name: fact(world) for name, fact in FACTS.items()}
 
 
-def _resumed(world: World) -> dict[str, tuple[list[np.ndarray], list[float], list[Any]]]:
+def _resumed(
+    world: World, moves_per_step: int | None = None
+) -> dict[str, tuple[list[np.ndarray], list[float], list[Any]]]:
     """Tables, losses and logs of a training, of the same one resumed by each rank, and resumed from rank 0's files."""
-    run, found = Run("adamw", Anything(3), steps=20), {}
+    run, found = Run("adamw", Anything(3), steps=20, moves_per_step=moves_per_step), {}
     whole, spread = Trained(), _made(world, run)
     loop, stream = DistributedDataParallel(spread), io.BytesIO()
     optimizer = OPTIMIZERS["adamw"](loop.parameters())
@@ -451,6 +454,7 @@ def _refused(world: World) -> dict[str, str]:
         "absent": scheduled({0: table, 4: lacking}),
         "other": scheduled({1: other}),
         "no rebalancing": scheduled({0: table}, plain),
+        "no moves": refusal_of(partial(_made, world, replace(one, moves_per_step=0))),
         "other sizes": loaded(lambda state: state | {"tables": state["tables"][:, :, :-1]}),
         "other state": loaded(lambda state: state | {"step": world.rank}),
     }
@@ -509,6 +513,7 @@ def _let_go(world: World) -> bool:
 
 FACTS: dict[str, Callable[[World], Any]] = {
     "resumed": _resumed,
+    "resumed between layers": partial(_resumed, moves_per_step=1),
     "replayed": _replayed,
     "replayed from file": _replayed_from_file,
     "memory": _memory,

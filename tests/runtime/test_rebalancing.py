@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -46,8 +47,9 @@ BESIDE_MOVES = ("degrees", "fsdp", "fsdp by layer", "rounds")
 STACKED = [replace(DRAWN["adamw"], steps=8, beside=what) for what in BESIDE_MOVES]
 AUTOCAST = replace(DRAWN["sgd"], steps=8, beside="autocast")
 BY_RANK = Run("sgd", ByRank(), steps=8)
+FEW = replace(DRAWN["adamw"], steps=20, moves_per_step=3)
 RUNS = {
-    2: [SGD, ADAMW, *DRAWN.values(), MICRO, NEVER, RARELY, *BESIDE.values(), *STACKED, AUTOCAST, BY_RANK],
+    2: [SGD, ADAMW, *DRAWN.values(), MICRO, NEVER, RARELY, *BESIDE.values(), *STACKED, AUTOCAST, BY_RANK, FEW],
     4: [SGD, ADAMW, *DRAWN.values(), MICRO, BY_RANK],
     8: [replace(DRAWN["adamw"], steps=12)],
 }
@@ -189,6 +191,31 @@ def test_records_are_of_one_step_in_so_many_and_tables_change_at_the_step_after_
     assert changed <= {2, 7, 12, 17}
 
 
+def moves_of(run: Run) -> np.ndarray:
+    """Experts whose owner changed after each step, by layer, `[B, L]`."""
+    done, moves = answers(2)[run][0], list[list[int]]()
+    before, owners = tables_of(run.case(2).placement()), done.owners.copy()
+    for tables in done.tables:
+        after = [
+            homes_after(owner, holds(new, EXPERTS), 2) if (old != new).any() else owner
+            for owner, old, new in zip(owners, before, tables, strict=True)
+        ]
+        moves.append([int((one != other).sum()) for one, other in zip(owners, after, strict=True)])
+        before, owners = tables, np.array(after)
+    return np.array(moves)
+
+
+def test_few_experts_change_their_owner_after_a_step_where_that_is_asked_for_and_the_others_later() -> None:
+    free, few = moves_of(DRAWN["adamw"]), moves_of(FEW)
+    assert FEW.moves_per_step == 3 < free.sum(axis=1).max()
+    assert few.sum() == answers(2)[FEW][0].facts["moved"] > 20
+    assert all(step.sum() <= 3 or np.count_nonzero(step) == 1 for step in few)
+    assert (few.sum(axis=0) > 0).all()  # no layer waits for ever
+    changed = [{layer for at, layer in answers(2)[FEW][0].facts["changes"] if at == step} for step in range(1, 20)]
+    late = [later - earlier for earlier, later in itertools.pairwise(changed)]
+    assert any(late)
+
+
 @pytest.mark.parametrize("what", BESIDE)
 def test_forwards_that_train_nothing_do_not_count_and_those_that_run_again_count_once(what: str) -> None:
     plain, beside = answers(2)[BESIDE[""]][0], answers(2)[BESIDE[what]][0]
@@ -202,11 +229,12 @@ def two() -> list[dict[str, Any]]:
     return by_rank(2, facts, timeout_s=400)
 
 
-def test_a_training_resumes_as_it_would_have_gone_on(two: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("which", ["resumed", "resumed between layers"])
+def test_a_training_resumes_as_it_would_have_gone_on(which: str, two: list[dict[str, Any]]) -> None:
     for rank in two:
-        whole = rank["resumed"]["whole"]
+        whole = rank[which]["whole"]
         for way in ("early", "late"):
-            tables, losses, operations = rank["resumed"][way]
+            tables, losses, operations = rank[which][way]
             assert np.array_equal(tables, whole[0])
             assert losses == whole[1]
             assert operations == whole[2]
@@ -253,8 +281,9 @@ def test_what_cannot_be_done_is_refused_in_a_line(two: list[dict[str, Any]]) -> 
         "SGD": "accepted",
         "shape": "InputError: rank 0: schedule, step 3: a table [3, 2, 5] of int64; expected whole numbers [3, 2, 6]",
         "absent": "InputError: rank 0: schedule, step 4, layer 1: placement of layer 0 leaves out expert 3",
-        "other": "MismatchError: rank 1 holds another schedule of rebalancing than rank 0",
+        "other": "MismatchError: rank 1 holds another schedule or number of moves of rebalancing than rank 0",
         "no rebalancing": "UsageError: rank 0: a schedule for a plan that decides no rebalancing",
+        "no moves": "UsageError: rank 0: moves_per_step=0; expected 1 or more",
         "other sizes": "MismatchError: a state of tables [3, 2, 5] and owners [3, 8]; expected [3, 2, 6]",
         "other state": "MismatchError: rank 1 holds another state of rebalancing than rank 0",
     }

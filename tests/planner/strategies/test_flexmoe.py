@@ -15,9 +15,10 @@ from moeplan.planner.certify import certify
 from moeplan.planner.compare import compare
 from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.price import price
-from moeplan.planner.evaluate.replay import replay
+from moeplan.planner.evaluate.replay import replay, step_pairs
 from moeplan.planner.evaluate.scene import Passes
 from moeplan.planner.evaluate.tally import Tally
+from moeplan.planner.solve import task_for
 from moeplan.planner.strategies.flexmoe.rates import rates
 from moeplan.planner.strategies.flexmoe.strategy import filled
 from moeplan.planner.strategies.flexmoe.timeline import timeline_picture, trace_events, write_timeline
@@ -39,6 +40,7 @@ from tests.planner.makers import (
     edited,
     judged,
     made,
+    request,
     said,
     scene_of,
     stored,
@@ -280,6 +282,13 @@ def test_a_few_steps_are_planned_for(tmp_path: Path, profile: Path, steps: int) 
     plan: Any = made(trace, "flexmoe", profile=profile, slots=3, to=tmp_path / "plan.json").plan
     assert (plan.evaluation.held_out is None) == (steps == 1)
     assert certify(plan, trace.path, profile, folder=tmp_path).replayed
+
+
+def test_pairs_that_are_counted_are_not_counted_again_for_the_part_that_judges(run: CountTrace) -> None:
+    task = task_for(request(run, "flexmoe", "2x2"))
+    counted = step_pairs(task.scene)
+    ((_, judging),) = task.judging_scenes
+    assert step_pairs(judging)[0] is counted[-1] is not counted[0]
 
 
 def test_a_layer_without_tokens_is_even(tmp_path: Path, profile: Path) -> None:
