@@ -85,5 +85,6 @@ def refine(traffic: Traffic, device_of_sample: Ints, capacity: Ints, channels: C
 
 
 def rows_of(traffic: Traffic) -> Floats:
-    """Copies of every exchange, `[X, I+1, D]`; the last sample is none."""
-    return np.array([np.vstack([x, np.zeros((1, x.shape[1]))]) for x in traffic.exchanges])
+    """Copies of every exchange, `[X, I+1, D]`, in multiples of `Traffic.unit`; the last sample is none."""
+    rows_XID = np.array([np.vstack([x, np.zeros((1, x.shape[1]))]) for x in traffic.exchanges])
+    return np.asarray(np.rint(rows_XID / traffic.unit) * traffic.unit)

@@ -1,20 +1,24 @@
 """The moves and swaps of samples that shorten the time of the exchanges, and of attention where that is timed.
 
-Compiled: to be imported in the call that needs it.
+Compiled: to be imported in the call that needs it; in one file, as only a file that changed is compiled anew.
+Copies and costs are multiples of units whose sums are exact: loads to which what a step changes is added equal a count
+of all samples to the bit.
 
 Legend: I samples; D devices; N nodes; C link classes, inside nodes (0) and between them (1); X exchanges; G kinds of
-samples.
+samples; K ports of an exchange that are watched.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Floats, Ints
+from ..arrays import Bools, Floats, Ints
 from ..compiled import compiled, inlined
 
 LEAST_GAIN = 1e-9  # relatively; less is rounding
+ROUNDING = 1e-12  # relatively; of one candidate's time
 MAX_SWEEPS = 8
+WATCHED = 4  # ports of an exchange: with more, few more candidates are ruled out
 
 
 class Held(NamedTuple):
@@ -42,7 +46,8 @@ class _Ports(NamedTuple):
     `rows[x, i, d]` are copies with device d, `home[x, c, i, d]` those that the sample sends over a link class if it is
     on device d. `load[x, end, c, d]` go through a port, at the samples' ends (0) or their experts' (1), as
     `ports.sample_copies` counts them. `busy[x, d]` are the seconds of a device's busiest port, `order[x, n]` a node's
-    devices by these, the busiest first, and `rest[x, n, m]` those of the busiest but for nodes n and m.
+    devices by these, the busiest first, and `nodes[x]` the three nodes of the busiest devices, -1 where there are
+    fewer.
     """
 
     rows: Floats
@@ -50,7 +55,7 @@ class _Ports(NamedTuple):
     load: Floats
     busy: Floats
     order: Ints
-    rest: Floats
+    nodes: Ints
     alpha: Floats
     beta: Floats
 
@@ -73,6 +78,28 @@ class _Devices(NamedTuple):
     busiest: Ints
 
 
+class _Watch(NamedTuple):
+    """The busiest ports of every exchange, `[X, K]`, which rule most candidates out.
+
+    Port k takes `level[x, k]` seconds, of which sample i takes `share[i, x, k]` if it is on a device d with
+    `side[d, x, k]` 1, nothing where that is 0. Samples i and j of devices a and b, exchanged, change it by
+    (side[b] - side[a]) (share[i] - share[j]).
+    """
+
+    level: Floats
+    share: Floats
+    side: Floats
+
+
+class _State(NamedTuple):
+    """What a search keeps; `_placed` counts it from nothing, `_exchange` only what a step changes."""
+
+    ports: _Ports
+    on: _Devices
+    watch: _Watch
+    held: Held
+
+
 @compiled
 def shorten(rows: Floats, device: Ints, group: int, alpha: Floats, beta: Floats, held: Held) -> float:
     """The time of attention and exchanges once samples, each in its turn, took their best move or swap until none
@@ -81,7 +108,7 @@ def shorten(rows: Floats, device: Ints, group: int, alpha: Floats, beta: Floats,
     Parameters
     ----------
     rows
-        Copies with every device, `[X, I+1, D]`; the last sample is none, and has none.
+        Copies with every device, `[X, I+1, D]`, whose sums are exact; the last sample is none, and has none.
     device
         Where each is, `[I]`; changed in place.
     group
@@ -91,9 +118,16 @@ def shorten(rows: Floats, device: Ints, group: int, alpha: Floats, beta: Floats,
 
     Notes
     -----
-    A sweep tries I (I + D) candidates, most of which attention alone or one exchange rules out: O(1) each, else
-    O(X G) with G devices a node. A step taken costs I D more.
+    A sweep tries I (I + D) candidates. A device that changes neither the busiest port of an exchange nor the longest
+    attention is passed over; most others' candidates the watched ports rule out in O(X K), and the rest take O(X) or,
+    with G devices a node, O(X G). A step taken costs O(X (I K + D)).
     """
+    state = _state(rows, device, group, alpha, beta, held)
+    return _descended(state, device, _placed(state, device))
+
+
+@compiled
+def _state(rows: Floats, device: Ints, group: int, alpha: Floats, beta: Floats, held: Held) -> _State:
     num_exchanges, num_samples, num_devices = rows.shape[0], len(device), rows.shape[2]
     num_nodes = num_devices // group
     ports = _Ports(
@@ -102,7 +136,7 @@ def shorten(rows: Floats, device: Ints, group: int, alpha: Floats, beta: Floats,
         np.zeros((num_exchanges, 2, 2, num_devices)),
         np.zeros((num_exchanges, num_devices)),
         np.zeros((num_exchanges, num_nodes, group), np.int64),
-        np.zeros((num_exchanges, num_nodes, num_nodes)),
+        np.zeros((num_exchanges, 3), np.int64),
         alpha,
         beta,
     )
@@ -117,29 +151,9 @@ def shorten(rows: Floats, device: Ints, group: int, alpha: Floats, beta: Floats,
         np.zeros(num_devices),
         np.zeros(3, np.int64),
     )
-    time = _fill(ports, device, group) + _count(on, held, device)
-    idle = 0
-    for turn in range(MAX_SWEEPS * num_samples):
-        i, idle = turn % num_samples, idle + 1
-        a, best, goal, least = device[i], -1, -1, time * (1 - LEAST_GAIN)
-        for j in range(num_samples):
-            if device[j] != a and _fits(on, held, a, device[j], i, j):
-                found = _after(ports, on, held, i, j, a, device[j], least)
-                if found < least:
-                    best, goal, least = j, device[j], found
-        for b in range(num_devices):
-            if b != a and on.held[b] < held.places[b] and _fits(on, held, a, b, i, num_samples):
-                found = _after(ports, on, held, i, num_samples, a, b, least)
-                if found < least:
-                    best, goal, least = num_samples, b, found
-        if goal >= 0:
-            device[i] = goal
-            if best < num_samples:
-                device[best] = a
-            time, idle = _fill(ports, device, group) + _count(on, held, device), 0
-        elif idle == num_samples:
-            break
-    return time
+    shape = (num_exchanges, WATCHED)
+    watch = _Watch(np.zeros(shape), np.zeros((num_samples + 1, *shape)), np.zeros((num_devices, *shape)))
+    return _State(ports, on, watch, held)
 
 
 @compiled
@@ -158,59 +172,229 @@ def _homes(rows: Floats, group: int) -> Floats:
 
 
 @compiled
-def _fill(ports: _Ports, device: Ints, group: int) -> float:
-    """Fill what ports carry for samples on these devices; the time of the exchanges."""
-    rows, load, rest, time = ports.rows, ports.load, ports.rest, 0.0
-    load[:] = 0.0
-    for x in range(len(rows)):
-        for i in range(len(device)):
-            here = device[i]
-            for d in range(rows.shape[2]):
+def _placed(state: _State, device: Ints) -> float:
+    """Fill everything for samples on these devices; the time."""
+    ports, on, held, none = state.ports, state.on, state.held, len(device)
+    group = ports.order.shape[2]
+    ports.load[:] = 0.0
+    on.held[:], on.tokens[:], on.calls[:], on.of_kind[:], on.spent[:] = 0, 0, 0, 0, 0.0
+    for i in range(len(device)):
+        here = device[i]
+        for x in range(len(ports.rows)):
+            for d in range(len(on.held)):
                 if d != here:
                     link = 0 if d // group == here // group else 1
-                    load[x, 0, link, here] += rows[x, i, d]
-                    load[x, 1, link, d] += rows[x, i, d]
-        for d in range(rows.shape[2]):
-            near, far = max(load[x, 0, 0, d], load[x, 1, 0, d]), max(load[x, 0, 1, d], load[x, 1, 1, d])
-            ports.busy[x, d] = max(ports.alpha[0] + ports.beta[0] * near, ports.alpha[1] + ports.beta[1] * far)
-        for n in range(len(ports.order[x])):
-            ports.order[x, n] = n * group + np.argsort(-ports.busy[x, n * group : n * group + group], kind="mergesort")
-        for n in range(len(rest[x])):
-            for m in range(len(rest[x])):
-                rest[x, n, m] = 0.0
-                for other in range(len(rest[x])):
-                    if other != n and other != m:
-                        rest[x, n, m] = max(rest[x, n, m], ports.busy[x, ports.order[x, other, 0]])
-        time += ports.busy[x].max()
-    return time
+                    ports.load[x, 0, link, here] += ports.rows[x, i, d]
+                    ports.load[x, 1, link, d] += ports.rows[x, i, d]
+        _enter(on, held, here, i)
+    for x in range(len(ports.rows)):
+        for n in range(ports.order.shape[1]):
+            ports.order[x, n] = np.arange(n * group, n * group + group)
+            _arrange(ports, x, n)
+        _rank(ports, x)
+    for d in range(len(on.held)):
+        _longest(on, held, d, device)
+        on.seconds[d] = _attention(on, held, d, none, none)
+    _rank_devices(on)
+    return _time(state)
+
+
+@inlined
+def _time(state: _State) -> float:
+    """The time of attention and exchanges."""
+    time = state.on.seconds[state.on.busiest[0]]
+    for x in range(len(state.ports.nodes)):
+        time += state.ports.busy[x, state.ports.order[x, state.ports.nodes[x, 0], 0]]
+    return float(time)
 
 
 @compiled
-def _count(on: _Devices, held: Held, device: Ints) -> float:
-    """Fill what devices hold; the time of attention."""
-    on.held[:], on.tokens[:], on.calls[:], on.of_kind[:] = 0, 0, 0, 0
-    on.spent[:], on.top[:], on.longest[:] = 0.0, 0.0, 0
+def _enter(on: _Devices, held: Held, d: int, i: int) -> None:
+    on.held[d] += 1
+    on.tokens[d] += held.size[i]
+    on.spent[d] += held.cost[i]
+    on.of_kind[d, held.kind[i]] += 1
+    on.calls[d] += on.of_kind[d, held.kind[i]] == 1
+
+
+@compiled
+def _leave(on: _Devices, held: Held, d: int, i: int) -> None:
+    on.held[d] -= 1
+    on.tokens[d] -= held.size[i]
+    on.spent[d] -= held.cost[i]
+    on.of_kind[d, held.kind[i]] -= 1
+    on.calls[d] -= on.of_kind[d, held.kind[i]] == 0
+
+
+@compiled
+def _longest(on: _Devices, held: Held, d: int, device: Ints) -> None:
+    """Find the two largest costs and sizes on a device, which only padding asks for."""
+    if not held.padded:
+        return
+    on.top[d], on.longest[d] = 0.0, 0
     for i in range(len(device)):
-        d, cost, size = device[i], held.cost[i], held.size[i]
-        on.held[d] += 1
-        on.tokens[d] += size
-        on.spent[d] += cost
-        on.of_kind[d, held.kind[i]] += 1
-        on.calls[d] += on.of_kind[d, held.kind[i]] == 1
-        on.top[d, 1] = max(on.top[d, 1], min(cost, on.top[d, 0]))
-        on.top[d, 0] = max(on.top[d, 0], cost)
-        on.longest[d, 1] = max(on.longest[d, 1], min(size, on.longest[d, 0]))
-        on.longest[d, 0] = max(on.longest[d, 0], size)
-    none = len(device)
+        if device[i] == d:
+            cost, size = held.cost[i], held.size[i]
+            on.top[d, 1] = max(on.top[d, 1], min(cost, on.top[d, 0]))
+            on.top[d, 0] = max(on.top[d, 0], cost)
+            on.longest[d, 1] = max(on.longest[d, 1], min(size, on.longest[d, 0]))
+            on.longest[d, 0] = max(on.longest[d, 0], size)
+
+
+@compiled
+def _rank_devices(on: _Devices) -> None:
     on.busiest[:] = -1
     for d in range(len(on.held)):
-        on.seconds[d] = _attention(on, held, d, none, none)
         e = d
         for place in range(3):
             other = on.busiest[place]
             if e >= 0 and (other < 0 or on.seconds[e] > on.seconds[other]):
                 on.busiest[place], e = e, other
-    return float(on.seconds.max())
+
+
+@compiled
+def _arrange(ports: _Ports, x: int, n: int) -> None:
+    """Time the ports of a node's devices, and sort them by insertion: equal ones by number."""
+    load, group = ports.load, ports.order.shape[2]
+    for place in range(group):
+        d, at = n * group + place, place
+        near, far = max(load[x, 0, 0, d], load[x, 1, 0, d]), max(load[x, 0, 1, d], load[x, 1, 1, d])
+        ports.busy[x, d] = max(ports.alpha[0] + ports.beta[0] * near, ports.alpha[1] + ports.beta[1] * far)
+        while at > 0 and ports.busy[x, ports.order[x, n, at - 1]] < ports.busy[x, d]:
+            ports.order[x, n, at] = ports.order[x, n, at - 1]
+            at -= 1
+        ports.order[x, n, at] = d
+
+
+@compiled
+def _rank(ports: _Ports, x: int) -> None:
+    ports.nodes[x] = -1
+    for n in range(ports.order.shape[1]):
+        m = n
+        for place in range(3):
+            other = ports.nodes[x, place]
+            if m >= 0 and (other < 0 or ports.busy[x, ports.order[x, m, 0]] > ports.busy[x, ports.order[x, other, 0]]):
+                ports.nodes[x, place], m = m, other
+
+
+@compiled
+def _exchange(state: _State, device: Ints, i: int, j: int, b: int) -> None:
+    """Exchange sample i and j, of device b or none: only what that changes is counted anew."""
+    ports, on, held, none = state.ports, state.on, state.held, len(device)
+    a, group = device[i], ports.order.shape[2]
+    same = a // group == b // group
+    device[i] = b
+    if j != none:
+        device[j] = a
+    for d, out, into in ((a, i, j), (b, j, i)):
+        if out != none:
+            _leave(on, held, d, out)
+        if into != none:
+            _enter(on, held, d, into)
+        _longest(on, held, d, device)
+        on.seconds[d] = _attention(on, held, d, none, none)
+        for x in range(len(ports.rows)):
+            for c in range(2):
+                ports.load[x, 0, c, d] += ports.home[x, c, into, d] - ports.home[x, c, out, d]
+            first = d // group * group
+            for e in range(first, first + group):
+                change = ports.rows[x, out, e] - ports.rows[x, into, e]
+                if not same:
+                    ports.load[x, 1, 1, e] += change
+                    ports.load[x, 1, 0, e] -= 0.0 if e == d else change
+                elif e == d:
+                    ports.load[x, 1, 0, e] += change
+    _rank_devices(on)
+    for x in range(len(ports.rows)):
+        _arrange(ports, x, a // group)
+        if not same:
+            _arrange(ports, x, b // group)
+        _rank(ports, x)
+
+
+@compiled
+def _look(state: _State) -> None:
+    """Fill what is watched."""
+    ports, watch = state.ports, state.watch
+    num_devices, group = ports.rows.shape[2], ports.order.shape[2]
+    which = np.zeros(WATCHED, np.int64)
+    for x in range(len(ports.rows)):
+        watch.level[x] = -1.0
+        for end in range(2):
+            for c in range(2):
+                for d in range(num_devices):
+                    seconds, k = ports.alpha[c] + ports.beta[c] * ports.load[x, end, c, d], WATCHED - 1
+                    if seconds > watch.level[x, k]:
+                        while k > 0 and watch.level[x, k - 1] < seconds:
+                            watch.level[x, k], which[k] = watch.level[x, k - 1], which[k - 1]
+                            k -= 1
+                        watch.level[x, k], which[k] = seconds, (end * 2 + c) * num_devices + d
+        for k in range(WATCHED):
+            end, c, e = which[k] // (2 * num_devices), which[k] // num_devices % 2, which[k] % num_devices
+            for d in range(num_devices):
+                on_node = d // group == e // group
+                reaches = not on_node if c == 1 else on_node and d != e
+                watch.side[d, x, k] = d == e if end == 0 else reaches
+            copies = ports.home[x, c] if end == 0 else ports.rows[x]
+            for i in range(len(copies)):
+                watch.share[i, x, k] = ports.beta[c] * copies[i, e]
+
+
+@compiled
+def _descended(state: _State, device: Ints, time: float) -> float:
+    """The time once no move and no swap gains."""
+    ports, on, watch, held, none, idle = state.ports, state.on, state.watch, state.held, len(device), 0
+    shape = (len(on.held), *watch.level.shape)
+    shared, sign, base = np.zeros(len(on.held), np.bool_), np.zeros(shape), np.zeros(shape)
+    _look(state)
+    for turn in range(MAX_SWEEPS * none):
+        i, idle = turn % none, idle + 1
+        a, best, goal, least = device[i], none, -1, time * (1 - LEAST_GAIN)
+        hot, spent = on.busiest[0], on.seconds[on.busiest[0]]
+        any_shared = _compared(watch, a, i, hot, shared, sign, base)
+        for j in range(none + len(on.held) if any_shared else 0):
+            b, other = (device[j], j) if j < none else (j - none, none)
+            if not shared[b] or (j >= none and on.held[b] >= held.places[b]):
+                continue
+            total = 0.0 if a == hot or b == hot else spent
+            for x in range(shape[1]):
+                busiest = 0.0
+                for k in range(WATCHED):
+                    seconds = base[b, x, k] - sign[b, x, k] * watch.share[other, x, k]
+                    busiest = seconds if seconds > busiest else busiest
+                total += busiest
+            if total < least * (1 + ROUNDING) and _fits(on, held, a, b, i, other):
+                found = _after(ports, on, held, i, other, a, b, least)
+                if found < least:
+                    best, goal, least = other, b, found
+        if goal >= 0:
+            _exchange(state, device, i, best, goal)
+            _look(state)
+            time, idle = _time(state), 0
+        elif idle == none:
+            break
+    return time
+
+
+@inlined
+def _compared(watch: _Watch, a: int, i: int, hot: int, shared: Bools, sign: Floats, base: Floats) -> bool:
+    """Compare every device with a, that of sample i: fill the change of watched ports, and whether it may gain.
+
+    It may where one of them is `hot`, whose attention takes longest, or the busiest port of an exchange changes.
+    """
+    some = False
+    for b in range(len(shared)):
+        shared[b] = a == hot or b == hot
+        for x in range(len(watch.level)):
+            shared[b] |= watch.side[b, x, 0] != watch.side[a, x, 0]
+        shared[b] &= b != a
+        some |= shared[b]
+        if shared[b]:
+            for x in range(len(watch.level)):
+                for k in range(WATCHED):
+                    sign[b, x, k] = watch.side[b, x, k] - watch.side[a, x, k]
+                    base[b, x, k] = watch.level[x, k] + sign[b, x, k] * watch.share[i, x, k]
+    return some
 
 
 @inlined
@@ -249,28 +433,37 @@ def _fits(on: _Devices, held: Held, a: int, b: int, i: int, j: int) -> bool:
     return True
 
 
-@compiled
+@inlined
 def _after(ports: _Ports, on: _Devices, held: Held, i: int, j: int, a: int, b: int, least: float) -> float:
     """The time with sample i, of device a, and j, of b or none, exchanged; where not under `least`, perhaps less."""
-    group = ports.rows.shape[2] // ports.rest.shape[1]
-    n, m = a // group, b // group
     total = max(_attention(on, held, a, i, j), _attention(on, held, b, j, i))
     for d in on.busiest:
         if d >= 0 and d != a and d != b:
             total = max(total, on.seconds[d])
             break
-    for x in range(len(ports.rest)):  # the ports that are busiest now tell of most candidates that they do not gain
+    for x in range(len(ports.nodes)):  # the ports that are busiest now tell of most candidates that they do not gain
         total += _least(ports, x, i, j, a, b)
-    for x in range(len(ports.rest)):
+    for x in range(len(ports.nodes)):
         if total >= least:
             break
         known = _least(ports, x, i, j, a, b)
-        limit, busiest = least - (total - known), ports.rest[x, n, m]
+        limit, busiest = least - (total - known), _rest(ports, x, a, b)
         busiest = max(busiest, _node_after(ports, x, i, j, a, b, limit))
         if busiest < limit:
             busiest = max(busiest, _node_after(ports, x, j, i, b, a, limit))
         total += busiest - known
     return total
+
+
+@inlined
+def _rest(ports: _Ports, x: int, a: int, b: int) -> float:
+    """The seconds of the busiest port of other nodes than those of devices a and b."""
+    group, seconds = ports.order.shape[2], 0.0
+    for n in ports.nodes[x]:
+        if n >= 0 and n != a // group and n != b // group:
+            seconds = ports.busy[x, ports.order[x, n, 0]]
+            break
+    return float(seconds)
 
 
 @inlined
@@ -283,7 +476,7 @@ def _least(ports: _Ports, x: int, i: int, j: int, a: int, b: int) -> float:
         d, out, into, own = ports.order[x, m, 0], j, i, b
     if n == m:
         out, into, own = (j, i, b) if d == b else (i, j, a)
-    return max(float(ports.rest[x, n, m]), _port_after(ports, x, d, out, into, d == own, n == m))
+    return max(_rest(ports, x, a, b), _port_after(ports, x, d, out, into, d == own, n == m))
 
 
 @inlined

@@ -19,6 +19,7 @@ from ..arrays import Floats, Ints, checked_counts
 from ..ports import sample_copies
 
 EXACT_BITS = 50  # of the sum of all copies, in units
+LEAST_POWER = -1000  # of two, of a unit
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,18 +35,23 @@ class Traffic:
         return (self.gather,) if self.scatter is None else (self.gather, self.scatter)
 
     @cached_property
-    def units(self) -> Ints:
-        """The sum of the exchanges in whole units, `[I, D]`: equal on every rank, and so is what is solved with them.
-
-        A unit is one copy where all copies are whole, else 2**-50 of their sum, rounded up to a power of two. Each
-        exchange is rounded alone, so that what is equal for all samples stays so.
+    def unit(self) -> float:
+        """A unit of copies whose sums are exact: one where all copies are whole, else 2**-50 of their sum, rounded up
+        to a power of two.
         """
         total = float(sum(exchange.sum() for exchange in self.exchanges))
         whole = total < 2.0**EXACT_BITS and all((x == np.rint(x)).all() for x in self.exchanges)
-        power = 0 if whole else EXACT_BITS - math.frexp(total)[1]
+        return 1.0 if whole else math.ldexp(1.0, max(math.frexp(total)[1] - EXACT_BITS, LEAST_POWER))
+
+    @cached_property
+    def units(self) -> Ints:
+        """The sum of the exchanges in whole units, `[I, D]`: equal on every rank, and so is what is solved with them.
+
+        Each exchange is rounded alone, so that what is equal for all samples stays so.
+        """
         units_ID = np.zeros(self.gather.shape, dtype=np.int64)
         for exchange_ID in self.exchanges:
-            units_ID += np.rint(np.ldexp(exchange_ID, power)).astype(np.int64)
+            units_ID += np.rint(exchange_ID / self.unit).astype(np.int64)
         return units_ID
 
 

@@ -15,8 +15,8 @@ from moeplan.solvers.luffy import bound
 from moeplan.solvers.luffy.bound import least_seconds, padded_optimum
 from moeplan.solvers.luffy.growth import growth
 from moeplan.solvers.luffy.rehoming import _even
-from moeplan.solvers.netmoe.bottleneck import Channels
-from moeplan.solvers.netmoe.swaps import Held, shorten
+from moeplan.solvers.netmoe.bottleneck import Channels, rows_of
+from moeplan.solvers.netmoe.swaps import Held, _exchange, _placed, _state, _time, shorten
 from tests.builders import known
 from tests.solvers.builders import Array, naive_loads
 
@@ -97,6 +97,19 @@ def rehome(step: Step, method: str = "joint", **options: Any) -> netmoe.Rehomed:
     return luffy.rehome(method, step.copies, step.copies.sum(axis=1), step.cluster, step.attention, **options)
 
 
+def held_of(step: Step) -> Held:
+    attention = step.attention
+    return Held(
+        np.append(attention.cost, 0.0),
+        np.append(attention.kind, -1),
+        np.append(attention.tokens, 0),
+        attention.law.call_s,
+        attention.law.batches == "padded",
+        step.places,
+        attention.room(step.cluster.num_devices),
+    )
+
+
 def allowed(step: Step, home: Array) -> bool:
     return bool((np.bincount(home, minlength=step.cluster.num_devices) <= step.places).all())
 
@@ -174,23 +187,36 @@ def test_the_time_of_moves_and_swaps_is_that_of_their_homes(step: Step, seed: in
     slots = np.repeat(np.arange(size), step.places)
     before = np.random.default_rng(seed).permutation(slots)[: len(step.copies)]
     after = before.copy()
-    rows = np.array([np.vstack([x, np.zeros((1, size))]) for x in step.traffic.exchanges])
-    held = Held(
-        np.append(attention.cost, 0.0),
-        np.append(attention.kind, -1),
-        np.append(attention.tokens, 0),
-        attention.law.call_s,
-        attention.law.batches == "padded",
-        step.places,
-        attention.room(size),
-    )
-    time = shorten(rows, after, step.cluster.devices_per_node, channels.alpha, channels.beta, held)
+    rows, group, held = rows_of(step.traffic), step.cluster.devices_per_node, held_of(step)
+    time = shorten(rows, after, group, channels.alpha, channels.beta, held)
     assert time == pytest.approx(naive_seconds(step, after), abs=1e-11)
     assert naive_seconds(step, after) <= naive_seconds(step, before) * (1 + 1e-9) + 1e-11
     assert allowed(step, after)
     room = attention.room(size)
     kept = zip(naive_tokens(step, after), naive_tokens(step, before), strict=True)
     assert all(now <= max(room, max(naive_tokens(step, before))) for now, _ in kept)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps(largest=12), st.integers(0, 2**32))
+def test_what_exchanges_change_is_what_counting_every_sample_anew_gives(step: Step, seed: int) -> None:
+    rng, held, none = np.random.default_rng(seed), held_of(step), len(step.copies)
+    channels, group = Channels.of(step.cluster, BYTES), step.cluster.devices_per_node
+    device = rng.integers(0, step.cluster.num_devices, none)
+    stepped, counted = (
+        _state(rows_of(step.traffic), device, group, channels.alpha, channels.beta, held) for _ in range(2)
+    )
+    _placed(stepped, device)
+    for _ in range(8):
+        i = int(rng.integers(none))
+        others = [(j, device[j]) for j in range(none)] + [(none, d) for d in range(step.cluster.num_devices)]
+        others = [(j, d) for j, d in others if d != device[i]]
+        if others:
+            _exchange(stepped, device, i, *others[rng.integers(len(others))])
+        _placed(counted, device)
+        for one, other in ((stepped.ports, counted.ports), (stepped.on, counted.on)):
+            assert all(np.array_equal(now, anew) for now, anew in zip(one, other, strict=True))
+    assert naive_seconds(step, device) == pytest.approx(_time(stepped), abs=1e-11)
 
 
 @settings(max_examples=60)
