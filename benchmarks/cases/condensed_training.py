@@ -184,7 +184,7 @@ def _bits(model: MoELanguageModel) -> float:
 
 
 def _instances(settings: Settings) -> list[Instance]:
-    goals, others = [NONE, *GATES], [*STARS, FP8, DROPPED, HALF_THE_STEPS, NO_EXPERTS, *PAPERS]
+    goals, others = [NONE, *GATES], [FP8, DROPPED, HALF_THE_STEPS, NO_EXPERTS, *STARS, *PAPERS]
     steps, most = (20, 1) if settings.quick else (400, 3)
     instances = list[Instance]()
     for devices in (ROWS, COPIES) if settings.full else (ROWS,):
