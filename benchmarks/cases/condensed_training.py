@@ -218,8 +218,8 @@ STUDIES = (
         " on both with all seeds. Seeds differ in initial weights and in the order of data; from and to are the least"
         " and the greatest of theirs. Loss is with exact experts or, as trained, with rows condensed, coded or"
         " dropped as they were last. Held: one threshold for all layers moves after each step as in"
-        " `moeplan.runtime`, so that so many rows are saved. fp8 rows take about half of the bytes of bf16, gradients too. Where"
-        " second experts are dropped, the weight of the first is 1. Half the steps: half the warm-up, too.",
+        " `moeplan.runtime`, so that so many rows are saved. fp8 rows take about half of the bytes of bf16, gradients"
+        " too. Where second experts are dropped, the weight of the first is 1. Half the steps: half the warm-up, too.",
         instances=_instances,
         rows=_rows,
     ),
