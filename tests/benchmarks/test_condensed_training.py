@@ -77,7 +77,7 @@ def test_gradients_of_fp8_rows_travel_as_fp8_rows_too(routed: tuple[Tensor, Tens
 
     y_TM = Sent(0, Same(), Rows(COPIES, FP8.way))(x_TM, ids_TK, weight_TK)
     grad_TM = torch.randn_like(y_TM)
-    y_TM.backward(grad_TM)  # type: ignore[no-untyped-call]
+    y_TM.backward(grad_TM)
     once_TM, back_TM = (decoded(encoded(of_TM.detach()), torch.float32) for of_TM in (x_TM, grad_TM))
     torch.testing.assert_close(y_TM, decoded(encoded(once_TM), torch.float32), rtol=0, atol=0)
     torch.testing.assert_close(x_TM.grad, decoded(encoded(back_TM), torch.float32), rtol=0, atol=0)
