@@ -21,6 +21,7 @@ SUBJECTS = {
     "flexmoe": "FlexMoE over a training run: seconds, balance and moves, beside EPLB every 100 steps and the paper",
     "luffy": "LUFFY homes of samples: attention and exchange saved, beside dealing, NetMoE and the paper's algorithm",
     "condensation": "LUFFY rows that stand for others: rows saved and loss, beside fp8, dropped experts and the paper",
+    "condensed_training": "LUFFY rows that stand for others in training: loss after it, beside fp8 and dropped experts",
     "traces": "Importing and counting a trace, beside plain NumPy",
     "fits": "Fits of published GPU tables: errors on sizes held out",
     "large_trace": "Commands on large traces: linear in tokens, bounded memory",

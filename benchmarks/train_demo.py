@@ -11,6 +11,7 @@ import hashlib
 import math
 import platform
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from moeplan.files import atomic_path, write_json
 from moeplan.planner.demo.model import ModelConfig, MoELanguageModel
 from moeplan.planner.demo.text import other_text, record_text, samples, training_text
 
-__all__ = ["Recipe", "expert_loads", "held_out_loss", "main", "train"]
+__all__ = ["Recipe", "expert_loads", "held_out_loss", "main", "train", "training"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,23 +47,27 @@ class Recipe:
 def train(config: ModelConfig, text: str, recipe: Recipe) -> MoELanguageModel:
     """A model trained on `text`, in eval mode, its weights rounded to the float16 that is stored."""
     torch.manual_seed(recipe.seed)
+    model = MoELanguageModel(config).train()
+    for step, loss in enumerate(training(model, text, recipe)):
+        if step % 50 == 0 or step + 1 == recipe.steps:
+            print(f"step {step:5}  loss {loss:.4f}  balance {_balance(model):.3f}", file=sys.stderr, flush=True)
+    return model.half().float().eval()
+
+
+def training(model: MoELanguageModel, text: str, recipe: Recipe) -> Iterator[float]:
+    """Train a model; the loss of each step, nats, once it is made."""
     rng = np.random.default_rng(recipe.seed)
     data = np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)
-    model = MoELanguageModel(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=recipe.weight_decay)
     for step in range(recipe.steps):
         for group in optimizer.param_groups:
             group["lr"] = _learning_rate(step, recipe)
-        tokens_BS = _batch(data, config.max_positions + 1, recipe.batch_size, rng)
-        loss = _loss(model, tokens_BS)
-        balance = _balance(model)
+        loss = _loss(model, _batch(data, model.config.max_positions + 1, recipe.batch_size, rng))
         optimizer.zero_grad()
-        (loss + recipe.balance_weight * balance).backward()  # type: ignore[no-untyped-call]
+        (loss + recipe.balance_weight * _balance(model)).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if step % 50 == 0 or step + 1 == recipe.steps:
-            print(f"step {step:5}  loss {loss:.4f}  balance {balance:.3f}", file=sys.stderr, flush=True)
-    return model.half().float().eval()
+        yield float(loss.detach())
 
 
 @torch.inference_mode()

@@ -49,7 +49,7 @@ class Condensation:
                 self._condensers.append(block.condenser)
         self._device = blocks[0].placement.slot_of_expert.device
         self.in_eval = False
-        self.tau = decision.tau if decision.threshold is None else distance(decision.threshold)
+        self.tau = first_tau(decision)
 
     @property
     def tau(self) -> float | None:
@@ -101,16 +101,28 @@ class Condensation:
         self.tau, self._first_loss = state["tau"], state["first_loss"]
 
     def _follow(self, loss: float) -> None:
-        decision = self.decision
-        if decision.schedule == "share" and self.saved is not None:
-            assert self.tau is not None
-            assert decision.target is not None
-            self.tau *= math.exp(decision.target - self.saved)
-        elif decision.schedule == "paper":
-            assert decision.h_max is not None
-            self._first_loss = first = self._first_loss or loss
-            decrease = (first - loss) / first if first else 0.0
-            self.tau = distance(2 * decision.h_max / (1 + math.exp(min(decision.kappa * decrease, 700))))
+        self._first_loss = self._first_loss or loss
+        self.tau = next_tau(self.decision, self.tau, self.saved, loss, self._first_loss)
+
+
+def first_tau(decision: CondensationDecision) -> float | None:
+    """Largest distance of a copy from the one that stands for it, before a loss is known."""
+    return decision.tau if decision.threshold is None else distance(decision.threshold)
+
+
+def next_tau(
+    decision: CondensationDecision, tau: float | None, saved: float | None, loss: float, first_loss: float
+) -> float | None:
+    """Largest distance after a step of this loss that saved this share of copies (None: there were none)."""
+    if decision.schedule == "share" and saved is not None:
+        assert tau is not None
+        assert decision.target is not None
+        return tau * math.exp(decision.target - saved)
+    if decision.schedule == "paper":
+        assert decision.h_max is not None
+        decrease = (first_loss - loss) / first_loss if first_loss else 0.0
+        return distance(2 * decision.h_max / (1 + math.exp(min(decision.kappa * decrease, 700))))
+    return tau
 
 
 def distance(cosine: float) -> float:

@@ -5,7 +5,7 @@ Legend: T tokens; n rows, one a token and distinct device; K experts per token; 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -234,6 +234,18 @@ def as_int64(array: Ints) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, np.int64))
 
 
+class _Arrived(torch.autograd.Function):
+    """Rows after their way to another device in fp8, as their gradients are after theirs."""
+
+    @staticmethod
+    def forward(_ctx: Any, x_mM: Tensor) -> Tensor:
+        return decoded(encoded(x_mM), x_mM.dtype)
+
+    @staticmethod
+    def backward(_ctx: Any, *grads: Tensor) -> Tensor:
+        return decoded(encoded(grads[0]), grads[0].dtype)
+
+
 def _arrived(x_mM: Tensor) -> Tensor:
-    """Rows after their way to another device in fp8."""
-    return decoded(encoded(x_mM), x_mM.dtype)
+    arrived_mM: Tensor = _Arrived.apply(x_mM)  # type: ignore[no-untyped-call]
+    return arrived_mM
