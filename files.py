@@ -252,6 +252,7 @@ def sha256_json(value: Any) -> str:
 def _appearing(target: Path, *, directory: bool) -> Iterator[Path]:
     """A temporary file or directory beside `target` that becomes it when the block ends well, else goes."""
     temporary: Path | None = None
+    missing = [parent for parent in target.parents if not parent.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if directory:
@@ -276,6 +277,9 @@ def _appearing(target: Path, *, directory: bool) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
         elif temporary is not None:
             temporary.unlink(missing_ok=True)
+        for parent in missing:
+            with contextlib.suppress(OSError):  # it holds something
+                parent.rmdir()
 
 
 def _check_replaceable(target: Path, *, directory: bool) -> None:

@@ -1,5 +1,6 @@
 """The active plan of a directory: the one that a training or inference script started there carries out."""
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -40,11 +41,10 @@ def activate(plan_path: str | os.PathLike[str], directory: str | os.PathLike[str
     active = Path(directory, ACTIVE)
     sidecars, folder = sidecars_in(load(plan_path).decisions), Path(plan_path).parent
     contents = {sidecar.file: sidecar.read(folder) for sidecar in sidecars}
-    with atomic_path(active) as copy:
-        shutil.copyfile(plan_path, copy)  # first: where it does not fit, nothing is left beside the active plan
+    with contextlib.ExitStack() as stack:  # all are written before one appears, and the plan appears last
+        shutil.copyfile(plan_path, stack.enter_context(atomic_path(active)))
         for name, content in contents.items():
-            with atomic_path(active.parent / name) as temporary:
-                temporary.write_bytes(content)
+            stack.enter_context(atomic_path(active.parent / name)).write_bytes(content)
     return active
 
 

@@ -130,7 +130,14 @@ def in_directory(target):
     with atomic_directory(target) as directory:
         write_json(directory / "small", 1)
         write_json(directory / "large", "x" * 10_000)
-for attempt in (lambda: write_json("plan.json", "x" * 10_000), lambda: in_directory(Path("new"))):
+large = "x" * 10_000
+Path("there/yet").mkdir(parents=True)
+for attempt in (
+    lambda: write_json("plan.json", large),
+    lambda: in_directory(Path("new")),
+    lambda: write_json("there/yet/not/yet/large", large),
+    lambda: in_directory(Path("there/not")),
+):
     try:
         attempt()
     except StorageError as error:
@@ -141,10 +148,15 @@ for attempt in (lambda: write_json("plan.json", "x" * 10_000), lambda: in_direct
 def test_a_full_disk_leaves_the_old_file_and_no_half_written_one_and_names_the_final_one(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("old")
     told = subprocess.check_output([sys.executable, "-c", FULL_DISK], cwd=tmp_path, text=True, timeout=60).splitlines()
-    assert [line.partition(": ")[0] for line in told] == ["plan.json", "new/large"]
+    assert [line.partition(": ")[0] for line in told] == [
+        "plan.json",
+        "new/large",
+        "there/yet/not/yet/large",
+        "there/not/large",
+    ]
     assert all(os.strerror(errno.EFBIG) in line for line in told)
     assert (tmp_path / "plan.json").read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {"plan.json", "there", "there/yet"}
 
 
 def test_a_full_disk_is_named_whatever_words_the_writer_has_for_it(tmp_path: Path) -> None:

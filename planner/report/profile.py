@@ -77,7 +77,12 @@ def presets_report(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     console.print(table)
     console.print()
     for row in rows:
-        console.print(f"{row['preset']:10}{'; '.join(row['source'])}")
+        console.print(f"{row['preset']:10}{'; '.join(map(_shown, row['source']))}")
+
+
+def _shown(origin: str) -> str:
+    """Name of an origin; a table that is named as its library is named once."""
+    return re.sub(r"\b(\w+) \1\b", r"\1", origin)
 
 
 def _origins(origins: Sequence[Origin]) -> Iterator[tuple[str, str]]:
@@ -85,8 +90,7 @@ def _origins(origins: Sequence[Origin]) -> Iterator[tuple[str, str]]:
     for number, origin in enumerate(origins, 1):
         source, environment = f"[{number}] " if len(origins) > 1 else "", origin.environment
         if environment is None:
-            name = re.sub(r"\b(\w+) \1\b", r"\1", origin.name or "a cluster")  # tables named as their library
-            yield origin.kind, f"{source}{name}"
+            yield origin.kind, f"{source}{_shown(origin.name or 'a cluster')}"
         else:
             named = f"{source}{origin.name}: " if origin.name else source
             yield (

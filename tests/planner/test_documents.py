@@ -104,6 +104,31 @@ def test_a_part_that_holds_a_step_is_not_scaled_up() -> None:
     assert [*map(bool, map(scaled_up, sized))] == [False, False, True]
 
 
+def test_samples_of_an_incomplete_last_step_are_not_counted_as_judged(make_trace: Any) -> None:
+    plan = planned(make_trace(samples=40), "eplb", samples_per_step=8)
+    judging = plan.evaluation.judging
+    assert judging.num_samples == 8 * judging.num_steps + judging.dropped_samples > 8 * judging.num_steps
+    assert f"on {8 * judging.num_steps} unseen samples ({judging.num_steps} step" in answer(plan)
+
+
+def test_the_answer_says_which_parts_are_mostly_extrapolated_and_when_a_step_is_scaled_up(
+    make_trace: Any, make_profile: Any
+) -> None:
+    plan = planned(make_trace(samples=40), "eplb", "1x2", profile=make_profile("1x2"))
+    assert plan.verdict.metric == "step_s"
+    shares = {"attention_s": 0.5, "experts_s": 0.51, "dispatch_s": 1.0, "moe_s": 1.0}
+    tokens = plan.evaluation.judging.num_tokens
+    for share, more, words in (
+        ({}, 0, ""),
+        ({}, 1, "; the step scaled up"),
+        (shares, 0, "; seconds of experts and dispatch extrapolated"),
+        (shares, 1, "; seconds of experts and dispatch extrapolated; the step scaled up"),
+    ):
+        judged = edited(plan, "options.seconds.extrapolated", share)
+        judged = edited(judged, "evaluation.held_out.tokens_per_step", float(tokens + more))
+        assert re.findall("; (?:seconds of|the step).*", answer(judged).split(", on ")[1]) == [words] * bool(words)
+
+
 def test_memory_of_replicas_is_that_of_the_device_with_most_slots_above_its_share(make_trace: Any) -> None:
     """8 experts on the three devices that are alive, in 9 slots: 3 each, instead of 8 / 3."""
     plan = planned(make_trace(), "eplb", redundant=1, dead=(3,))

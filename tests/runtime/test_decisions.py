@@ -1,7 +1,10 @@
 """Decisions of plans, of the product's kinds and registered ones, and the active plan: which it is, how it is set."""
 
+import errno
+import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -168,6 +171,21 @@ def test_activate_takes_a_predictor_along_only_while_it_has_its_hash(tmp_path: P
         with pytest.raises(InputError, match=r"p\.safetensors"):
             activate(tmp_path / "plan.json", tmp_path / "job")
         assert not (tmp_path / "job").exists()
+
+
+@pytest.mark.parametrize("unwritten", ["copyfile", "write_bytes"])
+def test_a_plan_that_a_full_disk_keeps_from_becoming_active_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unwritten: str
+) -> None:
+    sidecar = tmp_path / "p.safetensors"
+    sidecar.write_bytes(b"numbers")
+    named = SidecarFile(file=sidecar.name, sha256=sha256_file(sidecar))
+    save(made(sample_policy=policy(predictor=named)), tmp_path / "plan.json")
+    writer: Any = shutil if unwritten == "copyfile" else Path
+    monkeypatch.setattr(writer, unwritten, Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(StorageError, match="nothing was changed"):
+        activate(tmp_path / "plan.json", tmp_path / "job")
+    assert not (tmp_path / "job").exists()
 
 
 class Toy(Decision):

@@ -274,6 +274,7 @@ def test_the_list_of_presets_names_gpu_memory_node_dtypes_and_source(moeplan: An
     text = moeplan("profile", "--preset", "list", cwd=tmp_path).stdout
     assert "NVIDIA H100 SXM" in text
     assert re.search(r"h200_sxm +NVIDIA H200 SXM +141 GB +1x8 +bf16, fp8", text)
+    assert "h200_sxm  h200_sxm: nccl 2.29.2, gemm vllm 0.19.0" in text  # a library of its own name is named once
     assert max(map(len, text.splitlines())) <= 100
     (_, row) = json.loads(moeplan("profile", "--preset", "list", "--json", cwd=tmp_path).stdout)["presets"]
     assert (row["preset"], row["memory_gb"], row["node"]) == ("h200_sxm", 141, "1x8")

@@ -1,6 +1,7 @@
 """Cuts into equal and into unequal chunks, how long passes in chunks take, and rows under a fixed capacity."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeplan.errors import InputError
-from moeplan.planner.evaluate.chunks import Cut, Cuts, capacity
+from moeplan.planner.evaluate.chunks import Cut, Cuts, Pipeline, capacity, later
+from moeplan.planner.evaluate.costs import CostModel
+from moeplan.planner.evaluate.scene import Passes
 from moeplan.planner.evaluate.sums import dropped_share
 from moeplan.planner.evaluate.tally import COUNTS, Ports, Tally
-from moeplan.runtime.decisions import ChunkShares, PipelineDecision
+from moeplan.profilers.fits.fit import Prediction
+from moeplan.runtime.decisions import ChunkShares, DispatchModel, PipelineDecision
 from moeplan.runtime.engine.chunks import Chunks
 from moeplan.solvers.pipemoe import simulate
 from tests.builders import known, model
@@ -214,3 +218,17 @@ def test_pairs_beyond_a_buffer_are_dropped_buffer_by_buffer() -> None:
     sent_BLDE = np.array([[[[5, 1], [0, 2]]], [[[1, 1], [1, 1]]]], np.int32)
     assert dropped_share(sent_BLDE, np.array([[2], [1]])) == 3 / 12
     assert dropped_share(sent_BLDE, np.array([[5], [1]])) == 0
+
+
+def test_an_agreement_is_that_of_the_slowest_link_class_and_nothing_takes_less_than_no_time() -> None:
+    costs = CostModel(agreements=([1e-6, 3e-6], [8e-6, 6e-6]))
+    scene: Any = SimpleNamespace(costs=costs)
+    tally: Any = None
+    expected: dict[DispatchModel, float] = {"standard": 3e-6, "migrating": 8e-6}
+    for dispatch_model, agreed_s in expected.items():
+        timed = Pipeline(tally, scene, Passes(2.0, full_duplex=False), dispatch_model)
+        assert timed.agreement_s == agreed_s
+    level = np.array([1e-6, 5e-6])
+    less = later(Prediction(level, level / 2, 2 * level, level > 2e-6), -2e-6)
+    assert [*less.seconds, *less.low, *less.high] == pytest.approx([0, 3e-6, 0, 0.5e-6, 0, 8e-6])
+    assert less.extrapolated.tolist() == [False, True]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeplan.errors import InputError
-from moeplan.planner.evaluate.chunks import Cut, Cuts
+from moeplan.planner.evaluate.chunks import Cut, Cuts, Pipeline
 from moeplan.planner.evaluate.costs import CostModel
 from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.price import price
@@ -346,6 +346,9 @@ def test_counts_are_agreed_once_before_all_chunks_and_known_to_the_backward_pass
     np.testing.assert_allclose(one["moe_backward_s"], one["moe_s"] + whole["experts_s"] - 3 * 3e-6)
     cut = Cut.equal(2, 3)
     two = priced(timed, replace(journey, cuts=Cuts(cut, cut)))
+    ((tally,),) = replay(timed, [journey], ports=True)
+    decided_by = Pipeline(tally, timed, known(timed.passes), "standard").both(Cuts(cut, cut))
+    assert decided_by.sum() == pytest.approx((two["moe_s"] + two["moe_backward_s"]).mean())
     alone = priced(replace(timed, costs=replace(costs, agreements=None)), replace(journey, cuts=Cuts(cut, cut)))
     busy, more = (parts["dispatch_s"] + parts["combine_s"] for parts in (two, alone))
     np.testing.assert_allclose(busy, more - 3 * 3e-6)  # a layer, one of its two agreements

@@ -273,6 +273,23 @@ def test_ends_of_unlike_intervals_rank_nothing(trace: Trace) -> None:
     assert [one.components for one in searched(trace, gains).ranked()] == [drawn, bold, moving]
 
 
+def test_a_gain_with_an_interval_goes_before_one_of_less_effort_without(trace: Trace) -> None:
+    sure, simple = (part("eplb", redundant=8), part("pipemoe")), (part("eplb"),)
+    shares: dict[Components, Metric] = {
+        simple: Metric(value=0.4, low=None, high=None),
+        sure: Metric(value=0.45, low=0.4, high=0.5),
+    }
+    assert [one.components for one in searched(trace, shares).ranked()] == [sure, simple]
+
+
+@pytest.mark.parametrize("gain", [0.005, 0.02])
+def test_a_part_that_gains_less_than_1_percent_alone_takes_no_place_of_another(trace: Trace, gain: float) -> None:
+    eplb, pipemoe, other = part("eplb"), part("pipemoe"), replace(part("exflow"), dispatch_model="standard")
+    gains: dict[Components, float] = {(eplb, pipemoe): 0.5, (eplb,): 0.4, (pipemoe,): 0.3, (other,): gain}
+    shares = {parts: Metric(value=gain, low=gain, high=gain) for parts, gain in gains.items()}
+    assert ((other, pipemoe) in [*searched(trace, shares).replaced()]) == (gain >= MATTERS)
+
+
 def test_a_part_is_added_below_one_that_nothing_stands_on(trace: Trace) -> None:
     eplb, pipemoe, netmoe = map(part, ("eplb", "pipemoe", "netmoe"))
     gains: dict[Components, float] = {(eplb, netmoe): 0.4, (eplb,): 0.3, (netmoe,): 0.2, (pipemoe,): 0.1}

@@ -84,6 +84,23 @@ def test_every_condensed_row_is_within_tau_of_one_that_travels_and_asks_its_devi
         assert one == kept or far * (1 if cosine else gates[0]) <= tau + 1e-5
 
 
+@pytest.mark.parametrize(("reach", "expected"), [(0.19, [0, 1]), (0.21, [0, 0])])
+def test_half_the_difference_of_shares_is_as_far_as_two_equal_rows_are(reach: float, expected: list[int]) -> None:
+    ids = torch.tensor([[2, 3], [2, 3]])
+    copies = select(ids, ids // 2, None, (1, DEVICES))
+    share_nK = torch.tensor([[0.3, 0.7], [0.5, 0.5]])
+    assert clusters(copies, torch.ones(2, 8), share_nK, torch.full((2,), reach), priority).tolist() == expected
+
+
+@pytest.mark.parametrize(("first", "expected"), [(0, [0, 0]), (1, [0, 1])])
+def test_rows_for_more_experts_than_one_number_holds_are_told_apart_by_the_first(
+    first: int, expected: list[int]
+) -> None:
+    ids = torch.tensor([[0, *range(10, 17), 254], [first, *range(10, 17), 254]])  # 256 ** 8 is 0 in 64 bits
+    copies, share_nK = select(ids, torch.ones_like(ids), None, (1, DEVICES)), torch.full(ids.shape, 1 / 9)
+    assert clusters(copies, torch.ones(2, 8), share_nK, torch.ones(2), priority).tolist() == expected
+
+
 def test_large_groups_are_compared_in_blocks_of_about_equal_size() -> None:
     rows = Rows.drawn(3, 2 * BLOCK + 2, 1, experts=DEVICES, spread=0.0)
     rows.ids.fill_(1)
