@@ -12,7 +12,7 @@ from moeplan.planner.evaluate.journey import Contender, Journey, today
 from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.step_size import StepSize, use_of, usual_size
 from moeplan.planner.evaluate.steps import FEW, Blocks, Lanes, filled, filled_blocks
-from moeplan.planner.evaluate.units import SampleIndex, index_units
+from moeplan.planner.evaluate.units import SampleIndex, UnitIndex, index_units
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Metric
 from moeplan.solvers.placement import Placement
@@ -43,6 +43,15 @@ def test_samples_start_on_their_recorded_ranks_where_there_are_as_many_devices(d
     assert known(cohort.home).tolist() == homes
     assert known(cohort.step).tolist() == [0, 0, 0, -1]
     assert (cohort.num_steps, cohort.dropped, cohort.num_tokens, cohort.tokens_per_step) == (1, 1, 8, 6.0)
+
+
+def test_units_start_on_recorded_ranks_where_there_are_as_many_devices() -> None:
+    index = UnitIndex("sample", np.arange(4), np.full(4, 2), None, num_source_ranks=2)
+    there, other = (
+        index.cohort(np.ones(4, bool), num_devices=devices, size=StepSize("samples", 2)) for devices in (2, 3)
+    )
+    assert (there.num_ranks, there.home) == (2, None)
+    assert (other.num_ranks, known(other.home).tolist()) == (0, [0, 1, 2, 0])
 
 
 def test_steps_are_fitted_whole_unless_a_sample_is_in_several() -> None:
