@@ -12,12 +12,13 @@ from moeplan.planner.evaluate.journey import Contender, Journey, today
 from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.step_size import StepSize, use_of, usual_size
 from moeplan.planner.evaluate.steps import FEW, Blocks, Lanes, filled, filled_blocks
+from moeplan.planner.evaluate.units import SampleIndex, UnitIndex, index_units
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.plan import Metric
 from moeplan.solvers.placement import Placement
 from moeplan.traces.schema import TokenBatch
-from tests.builders import model
-from tests.planner.makers import scene_of, stored_tokens
+from tests.builders import known, model
+from tests.planner.makers import scene_of, stored, stored_tokens
 
 LAYERS, EXPERTS, DEVICES, LENGTH = 2, 16, 4, 40
 CLUSTER, MODEL = Cluster(1, DEVICES), model(LAYERS, EXPERTS, 1, name="made")
@@ -27,6 +28,41 @@ Numbers = NDArray[np.int64]
 MEAN = np.random.default_rng(5).dirichlet(np.full(EXPERTS, 3.0), LAYERS)
 OWN = 20.0  # concentration of preferences
 DECODE, PREFILL = StepSize("sequences", 128), StepSize("tokens", 400)
+
+
+def samples(*, step: list[int] | None = None, rank: list[int] | None = None, sample: Any = range(4)) -> SampleIndex:
+    """Four samples of two tokens."""
+    by_step, by_rank = (None if one is None else np.array(one) for one in (step, rank))
+    return SampleIndex(np.array(sample), by_step, by_rank, np.full(4, 2), np.full(4, 4))
+
+
+@pytest.mark.parametrize(("devices", "homes"), [(2, [1, 1, 0, 0]), (3, [0, 1, 2, 0])])
+def test_samples_start_on_their_recorded_ranks_where_there_are_as_many_devices(devices: int, homes: list[int]) -> None:
+    chosen = np.ones(4, bool)
+    cohort = samples(rank=[1, 1, 0, 0]).cohort(chosen, num_devices=devices, size=StepSize("samples", 3))
+    assert known(cohort.home).tolist() == homes
+    assert known(cohort.step).tolist() == [0, 0, 0, -1]
+    assert (cohort.num_steps, cohort.dropped, cohort.num_tokens, cohort.tokens_per_step) == (1, 1, 8, 6.0)
+
+
+def test_units_start_on_recorded_ranks_where_there_are_as_many_devices() -> None:
+    index = UnitIndex("sample", np.arange(4), np.full(4, 2), None, num_source_ranks=2)
+    there, other = (
+        index.cohort(np.ones(4, bool), num_devices=devices, size=StepSize("samples", 2)) for devices in (2, 3)
+    )
+    assert (there.num_ranks, there.home) == (2, None)
+    assert (other.num_ranks, known(other.home).tolist()) == (0, [0, 1, 2, 0])
+
+
+def test_steps_are_fitted_whole_unless_a_sample_is_in_several() -> None:
+    assert samples(step=[0, 0, 1, 1]).split_kind == "step"
+    assert samples(step=[0, 0, 1, 1], sample=[0, 1, 1, 2]).split_kind == "sample"
+    assert samples().split_kind == "sample"
+
+
+def test_a_token_of_which_pairs_are_missing_is_counted(tmp_path: Path) -> None:
+    counts = np.array([[[3, 0], [2, 0]], [[1, 3], [2, 2]]])
+    assert index_units(stored(tmp_path / "counts", counts, top_k=2)).unit_tokens.tolist() == [2, 2]
 
 
 @pytest.mark.parametrize(
