@@ -44,8 +44,11 @@ def test_the_three_commands_leave_their_four_files_and_a_plan_that_is_judged_by_
 def test_apply_certifies_against_the_plans_own_trace_and_profile(moeplan: Any, home: Path) -> None:
     said = " ".join(moeplan("apply", "plan.json", "--force", cwd=home).stdout.split())
     assert "against traces" in said
-    assert "predicted seconds, verdict" in said
-    assert "unchecked solver seconds, status, method and backend" in said
+    listed = " ".join(moeplan("certify", "plan.json", cwd=home).stdout.split())
+    assert "predicted seconds, verdict" in listed
+    assert "unchecked solver seconds, status, method and backend" in listed
+    number = len(json.loads(moeplan("certify", "plan.json", "--json", cwd=home).stdout)["unchecked"])
+    assert f"; {number} claims unchecked: moeplan certify" in said
     verdict = json.loads((home / "plan.json").read_text())["verdict"]
     doubts = ["no benefit", "gain not certain", "worse than today"]
     words = {"benefit": ["benefit: "], "none": doubts}[verdict["value"]]  # as it measured

@@ -24,7 +24,7 @@ def test_a_user_records_condenses_and_shows(moeplan: Run, tmp_path: Path) -> Non
     assert "bits of loss per token" in shown
     assert "second experts dropped" in shown
     assert "gives other results" in moeplan("compare", "by-model.json", cwd=tmp_path, code=2).stderr
-    assert "which solve alone counts" in moeplan("certify", "by-model.json", cwd=tmp_path, code=3).stderr
+    assert "only moeplan solve counts them" in moeplan("certify", "by-model.json", cwd=tmp_path, code=3).stderr
 
 
 def test_bad_input_is_one_line(moeplan: Run, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import typer
 
 from moeplan.planner.cli import profile as profile_command
 from moeplan.planner.cli import screen
@@ -168,7 +167,7 @@ def measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
         fake = Mock(side_effect=measure)
         monkeypatch.setattr("moeplan.profilers.measure.measure", fake)
-        with contextlib.suppress(Killed, typer.Exit):
+        with contextlib.suppress(Killed, SystemExit):
             profile_command.profile(timeout=120.0, output=Path("profile.json"), plot=None, **options)
         resumed: Profile | None = fake.call_args.kwargs["resume"]
         return resumed

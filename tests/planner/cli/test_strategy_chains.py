@@ -49,7 +49,8 @@ def test_the_timeline_of_a_pipeline_is_a_screen_a_page_and_events(moeplan: Any, 
 
 
 def test_apply_certifies_the_degrees_and_makes_the_plan_active(moeplan: Any, piped: Path) -> None:
-    said = " ".join(moeplan("apply", "plan.json", cwd=piped).stdout.split())
+    assert "certified plan.json against traces" in " ".join(moeplan("apply", "plan.json", cwd=piped).stdout.split())
+    said = " ".join(moeplan("certify", "plan.json", cwd=piped).stdout.split())
     for what in ("against traces", "degrees", "objective of pipeline", "bound of pipeline", "predicted seconds"):
         assert what in said
     assert (piped / ".moeplan" / "active.json").read_bytes() == (piped / "plan.json").read_bytes()
