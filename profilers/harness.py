@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from ..errors import RankError
@@ -21,6 +22,7 @@ from .measurement import PAIR, Measurement, Size
 from .origin import Environment, GridName
 from .sampling import Clock, clock_for, sample, slowest
 from .series import LinkKind, series_key
+from .stopwatch import stopwatch
 from .topology import numbered
 from .world import World
 from .world.launch import Terms
@@ -127,7 +129,10 @@ class _Call:
 
 
 class Interleaved:
-    """The sizes of a request, timed one call each between other work: load that comes and goes hits both alike."""
+    """The sizes of a request, timed one call each between other work: load that comes and goes hits both alike.
+
+    What has laps is timed by them, as that work is.
+    """
 
     def __init__(self, world: World, request: Request) -> None:
         self._world, self._clock = world, clock_for(world.device)
@@ -136,7 +141,11 @@ class Interleaved:
     def once(self) -> None:
         """Time one call of each size, the slowest rank's."""
         for call, samples_s in self._timed:
-            samples_s += sample(self._clock, call, 0.0)
+            self._clock.flush()
+            slowest([0.0])
+            with stopwatch() as laps:
+                whole_s = self._clock.time(call)
+            samples_s.append(sum(slowest([*chain(*laps.values())] or [whole_s])))
 
     def reports(self) -> Iterator[Start | Step]:
         """Reports of rank 0, of all calls together."""

@@ -85,6 +85,10 @@ class Part(Record):
     tokens_per_step: float = Field(ge=0)  #: The mean over complete steps
     contenders: tuple[Contender, ...] = Field(min_length=1)
 
+    def lacks(self, tokens: float) -> bool:
+        """Whether it has fewer tokens than a step of so many, whose figures are then scaled up."""
+        return tokens > self.num_tokens
+
 
 class Evaluation(Record):
     """The plan beside its baselines, on the fitted samples and on unseen ones."""

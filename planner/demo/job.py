@@ -3,9 +3,10 @@
 Every run is held against a single process, and against what a replay of the text's routing predicts.
 
 Legend: B a rank's samples; I samples; S positions; V vocabulary; L MoE layers; T tokens; K experts per token; D ranks;
-R repeats.
+R rounds; N laps of a forward.
 """
 
+import ctypes
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,12 +31,12 @@ from ...profilers.harness import Interleaved, Start, Step
 from ...profilers.log import Log
 from ...profilers.measurement import Size
 from ...profilers.profile import Profile
+from ...profilers.stopwatch import Laps, Part, stopwatch
 from ...profilers.world import World, run_world
 from ...profilers.world.local_ranks import interrupts_blocked
 from ...runtime import load_plan, parallelize
 from ...runtime import plan as plans
 from ...runtime.decisions import Decisions, PipelineDecision
-from ...runtime.engine.stopwatch import Laps, stopwatch
 from ...runtime.engine.traffic import Traffic
 from ...runtime.plan import Inputs, Plan
 from ...solvers.precompile import GROUPS
@@ -58,6 +59,8 @@ CHUNKS = 2  # of every layer in the plan of a pipeline
 SEARCH_S = 1.0
 TIMEOUT_S = 120.0
 RUN_SAMPLES = 64  # of the text
+KEPT_BYTES = 2**28  # of memory that a rank keeps, more than its forwards need
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # options of mallopt(3)
 ROUNDS = 6  # of timed forwards
 
 
@@ -73,7 +76,7 @@ class RunFigures:
     payload_bytes: int
     kv_bytes: int
     #: exchange_s, experts_s: seconds of a forward's dispatches and combines, and of its experts: the slowest rank of
-    #: each lap, the median over `ROUNDS` forwards, summed over layers
+    #: each lap, summed by layer, the median over `ROUNDS` forwards, summed over layers
     exchange_s: float
     experts_s: float
 
@@ -130,9 +133,9 @@ class ExchangeOfModel(RoutedExchange):
     """The exchanges of some megabytes of a rank, which keeps more than of even ones only where tokens move on."""
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """From 1 to 5 MiB: those of a chunk's busiest device, and of a layer's."""
+        """From 1 to 3 MiB: those of a chunk's busiest device, and of a layer's."""
         _, *chosen = ways(world.size)
-        return [{"bytes": number << 20, **way} for number in (1, 2, 5) for way in chosen]
+        return [{"bytes": number << 20, **way} for number in (1, 2, 3) for way in chosen]
 
 
 class AgreementOnCounts(AllToAll):
@@ -186,9 +189,10 @@ def _both_halves(folder: Path, say: Callable[[int, str], None]) -> Demo:
     assert ranks is not None  # the demo starts its own ranks
     beside = _profile_beside(ranks[0].reports)
     profile.save(beside, folder / "profile-beside-run.json")
-    runs = [_measured(trial, [rank.figures[i] for rank in ranks]) for i, trial in enumerate(trials)]
+    model = other.meta.model
+    runs = [_measured(trial, [rank.figures[i] for rank in ranks], model.num_layers) for i, trial in enumerate(trials)]
     replayed = _replay(other, trials, beside)
-    return Demo(folder, prefill, decode, runs, replayed, len(tokens_IS), tokens_IS.size, other.meta.model)
+    return Demo(folder, prefill, decode, runs, replayed, len(tokens_IS), tokens_IS.size, model)
 
 
 def compile_solvers() -> None:
@@ -247,6 +251,7 @@ def _trials(folder: Path) -> list[Trial]:
 def _run_rank(world: World, job: Job) -> RankResult:
     """Run trials on this rank's samples of a text, every D-th, and hold them against its routing in one process."""
     trials, tokens_IS, ids_TLK, rounds = job
+    _keep_memory()
     sample_B = torch.arange(world.rank, len(tokens_IS), world.size)
     tokens_BS, figures = torch.from_numpy(tokens_IS)[sample_B], list[RankFigures]()
     with torch.inference_mode():
@@ -273,6 +278,14 @@ def _run_rank(world: World, job: Job) -> RankResult:
         return RankResult(figures, [*beside.reports()])
 
 
+def _keep_memory() -> None:
+    """Let this process keep what it frees, and have some: a virtual machine's first touch of a page can take 10 us."""
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # glibc's
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        np.ones(KEPT_BYTES, np.uint8)
+
+
 def _profile_beside(reports: Sequence[Start | Step]) -> Profile:
     """The profile of what was measured between forwards."""
     log = Log(PREDICTING, grid="quick", earlier=None, on_progress=None, on_profile=None)
@@ -281,10 +294,13 @@ def _profile_beside(reports: Sequence[Start | Step]) -> Profile:
     return log.profile(complete=True)
 
 
-def _measured(trial: Trial, ranks: Sequence[RankFigures]) -> RunFigures:
-    def seconds(part: Literal["dispatch", "experts", "combine"]) -> float:
-        laps_DRL = np.array([[laps[part] for laps in rank.laps] for rank in ranks])
-        return float(np.median(laps_DRL.max(axis=0), axis=0).sum())
+def _measured(trial: Trial, ranks: Sequence[RankFigures], num_layers: int) -> RunFigures:
+    def seconds(*parts: Part) -> float:
+        by_layer_RL = np.zeros((len(ranks[0].laps), num_layers))
+        for part in parts:
+            laps_DRN = np.array([[laps[part] for laps in rank.laps] for rank in ranks])
+            by_layer_RL += laps_DRN.max(axis=0).reshape(*by_layer_RL.shape, -1).sum(axis=2)
+        return float(np.median(by_layer_RL, axis=0).sum())
 
     traffic = [rank.traffic for rank in ranks]
     return RunFigures(
@@ -294,7 +310,7 @@ def _measured(trial: Trial, ranks: Sequence[RankFigures]) -> RunFigures:
         copies=sum(one.copies for one in traffic),
         payload_bytes=sum(one.payload_bytes for one in traffic),
         kv_bytes=sum(one.kv_bytes for one in traffic),
-        exchange_s=seconds("dispatch") + seconds("combine"),
+        exchange_s=seconds("dispatch", "combine"),
         experts_s=seconds("experts"),
     )
 

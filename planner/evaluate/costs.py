@@ -39,9 +39,9 @@ class CostModel:
     #: an exchange also over the bytes of the busiest device with those it sends itself (`exchange_seconds`)
     exchange: Sequence[Curve2] | None = None
     onward: Sequence[Curve2] | None = None  #: Of exchanges after which tokens live elsewhere; None: as `exchange`
-    #: Seconds of agreeing on counts, in a round trip of `exchange` and of `onward`, one a link class, `[2, C]`: once a
-    #: layer, whatever its chunks. 0 where round trips have none, or no all-to-all was measured; None: 0 in every class
-    agreements: Sequence[Sequence[float]] | None = None
+    #: Seconds of agreeing on counts in a round trip, of `exchange` and of `onward` in each link class, once a layer,
+    #: whatever its chunks. 0 where round trips have none, or no all-to-all was measured; None: 0 in every class
+    agreements: Sequence[tuple[float, float]] | None = None
     gather: Sequence[Curve] | None = None
     experts: Curve2 | None = None  #: Over token-expert pairs and experts of a device
     attention: Curve2 | None = None  #: Over (batch, length)
@@ -60,7 +60,7 @@ class CostModel:
         """Seconds of agreeing on counts in a round trip of a dispatch model, one a link class."""
         if self.agreements is None:
             return [0.0] * len(self.exchange or ())
-        return self.agreements[0 if dispatch_model == "standard" else 1]
+        return [returning if dispatch_model == "standard" else moving for returning, moving in self.agreements]
 
     @classmethod
     def of(
@@ -122,7 +122,7 @@ class _Part:
 
     curves: Any = None
     onward: Any = None
-    agreements: Sequence[Sequence[float]] | None = None
+    agreements: Sequence[tuple[float, float]] | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     missing: str = ""
     other_dtype: bool = False
@@ -140,7 +140,7 @@ def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster:
         name = "kv_size" if part == "kv" else "hidden_size"
         return _Part(missing=f"the model's {name} or dtype is not known; {SAY}")
     curves, onward, sources, noisy = list[Curve | Curve2](), list[Curve | Curve2](), dict[str, str](), False
-    moving, agreements = False, [list[float](), list[float]()]
+    moving, agreements = False, list[tuple[float, float]]()
     for link in link_classes(cluster):
         ranks = cluster.devices_per_node if link == "intra" else cluster.num_devices
         places = cluster.devices_per_node if link == "intra" else cluster.num_nodes
@@ -151,15 +151,13 @@ def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster:
         if series is not None and series.case == "routed_exchange":
             curves.append(_half_trip(series, places))
             onward.append(_half_trip(series, places, moves=1))
-            agreed = _agreements(_series(profile, ("all_to_all",), model, ranks=ranks, link=link))
+            agreements.append(_agreements(_series(profile, ("all_to_all",), model, ranks=ranks, link=link)))
             moving = True
         else:
             alone = _link(cluster, link) if series is None else _even(series, places)
             curves.append(alone if part == "kv" else _by_port(alone))
             onward.append(curves[-1])
-            agreed = 0.0, 0.0
-        for column, seconds in zip(agreements, agreed, strict=True):
-            column.append(seconds)
+            agreements.append((0.0, 0.0))
         noisy |= _noisy(profile, series)
     return _Part(curves, onward if moving else None, agreements, sources, noisy=noisy)
 

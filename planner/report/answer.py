@@ -158,7 +158,7 @@ def _reach(plan: Plan, part: Part) -> str:
         shares = SecondsOptions.of(plan).extrapolated
         parts = [METRICS[name].column for name, share in shares.items() if share > MOSTLY and name not in PASSES]
         beyond += [f"seconds of {' and '.join(parts)} extrapolated"] if parts else []
-    beyond += ["the step scaled up"] if part.tokens_per_step > part.num_tokens else []
+    beyond += ["the step scaled up"] if part.lacks(part.tokens_per_step) else []
     return "".join(f"; {words}" for words in beyond)
 
 

@@ -94,7 +94,7 @@ def by_size(verdict: Verdict, part: Part) -> Iterator[str]:
 
 def _sized(gain: SizedGain, part: Part) -> str:
     """The gain at a size of a step, with its interval, and whether the part holds less than such a step."""
-    how = ", scaled up" if gain.tokens_per_step > part.num_tokens else ""
+    how = ", scaled up" if part.lacks(gain.tokens_per_step) else ""
     interval = interval_text(gain.share) or "too few steps"
     return f"{change_text(gain.share.value)} at {gain.tokens_per_step:,.0f} ({interval}{how})"
 
@@ -188,7 +188,7 @@ def _steps(plan: Plan, part: Part) -> Iterator[str]:
 
 def scaled_up(part: Part) -> str:
     """Warning that a part holds less than a step; empty where it holds one."""
-    if part.tokens_per_step <= part.num_tokens:
+    if not part.lacks(part.tokens_per_step):
         return ""
     return f"a step is scaled up from the {part.num_tokens:,} tokens there are to judge by: record more"
 

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...profilers.stopwatch import lap
 from ..engine.gather import Count, Gather
-from ..engine.stopwatch import lap
 from ..models.protocols import Layer
 
 

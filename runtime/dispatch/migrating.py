@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...errors import UsageError
+from ...profilers.stopwatch import lap
 from ..coherent.attention import attended
 from ..coherent.contexts import Contexts
 from ..engine.gather import Gather
 from ..engine.layer import ParallelExperts
-from ..engine.stopwatch import lap
 from ..engine.traffic import Traffic
 from ..engine.uncompiled import uncompiled
 from ..gradients import heed_wrapper

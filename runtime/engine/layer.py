@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...errors import UsageError
 from ...profilers.routed import applied, partial_sums
+from ...profilers.stopwatch import lap
 from ..wire import Wire
 from .chunks import Chunks
 from .condenser import Condenser
@@ -23,7 +24,6 @@ from .copies import Copies, select, select_buffers
 from .layer_placement import LayerPlacement
 from .loads import Counts, Loads
 from .rebinding import Change, move_experts
-from .stopwatch import lap
 from .traffic import Sent, Traffic
 from .trip import Trip
 from .uncompiled import uncompiled

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...profilers.stopwatch import lap
 from ...solvers.placement import Placement
 from .gather import all_gather
 from .loads import Counts
-from .stopwatch import lap
 from .watch import naming_lost_ranks
 
 if TYPE_CHECKING:

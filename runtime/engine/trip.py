@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from ...profilers.stopwatch import lap
 from ..wire import Wire
 from .chunks import Chunks
 from .copies import Copies
 from .payload import Columns
 from .route import Route, Shipment, joined
-from .stopwatch import lap
 from .traffic import Sent
 from .watch import naming_lost_ranks
 from .weights import Gradients, Weights

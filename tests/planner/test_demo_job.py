@@ -7,16 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from moeplan.errors import UsageError
 from moeplan.planner.certify import certify
 from moeplan.planner.demo import job
-from moeplan.planner.demo.job import Demo, run_demo
+from moeplan.planner.demo.job import Demo, RankFigures, Trial, run_demo
 from moeplan.planner.demo.report import demo_report, exact, interval_words
 from moeplan.planner.evaluate.metrics import COPIES, EXCHANGE, EXPERTS
 from moeplan.profilers.profile import load
+from moeplan.profilers.stopwatch import Part
+from moeplan.runtime.engine.traffic import Traffic
 from moeplan.runtime.plan import Metric
 from moeplan.runtime.plan import load as load_plan
 from moeplan.solvers.precompile import GROUPS
@@ -55,6 +58,22 @@ def test_ctrl_c_ends_it(tmp_path: Path, monkeypatch: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_demo(tmp_path / "demo")
     assert not [*tmp_path.iterdir()], "a second demo is refused by what the first left"
+
+
+def test_measured_seconds_are_the_medians_of_whole_layers() -> None:
+    """Of sums, as a profile's are: the sum of medians is less where a part now and then takes long."""
+    draw = np.random.default_rng(0).random
+    laps_DRN: dict[Part, Any] = {"dispatch": draw((2, 3, 4)), "combine": draw((2, 3, 2)), "experts": draw((2, 3, 2))}
+    rounds = [
+        [{part: laps[rank, turn].tolist() for part, laps in laps_DRN.items()} for turn in range(3)] for rank in (0, 1)
+    ]
+    run = job._measured(Trial("one", Path()), [RankFigures(0.0, 0, Traffic(), laps) for laps in rounds], num_layers=2)
+    dispatch, combine, experts = (laps.max(axis=0) for laps in laps_DRN.values())
+    exchange = [
+        [out[0] + out[1] + back[0], out[2] + out[3] + back[1]] for out, back in zip(dispatch, combine, strict=True)
+    ]
+    assert run.exchange_s == pytest.approx(sum(sorted(layer)[1] for layer in zip(*exchange, strict=True)))
+    assert run.experts_s == pytest.approx(sum(sorted(layer)[1] for layer in experts.T))
 
 
 def test_every_run_gives_the_outputs_and_the_routing_of_a_single_process(demo: Demo) -> None:

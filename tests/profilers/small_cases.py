@@ -10,6 +10,7 @@ from moeplan.profilers.cases.case import Case
 from moeplan.profilers.cases.exchange import AllToAll, Blocks
 from moeplan.profilers.cases.gemm import Gemm
 from moeplan.profilers.measurement import Size
+from moeplan.profilers.stopwatch import lap
 from moeplan.profilers.world import World
 
 if TYPE_CHECKING:
@@ -75,6 +76,17 @@ class Sleeping(Case):
 
     def check(self, inputs: float, output: None, world: World) -> str | None:
         return None
+
+
+class Lapped(Sleeping):
+    """A case of two laps as long as it takes alone, between which it does something else for longer."""
+
+    def run(self, inputs: float) -> None:
+        with lap("dispatch"):
+            time.sleep(inputs)
+        time.sleep(20 * inputs)
+        with lap("combine"):
+            time.sleep(inputs)
 
 
 class SleepingPairs(Sleeping):

@@ -18,7 +18,7 @@ from moeplan.errors import MismatchError, RankError, UsageError
 from moeplan.profilers.cases import CASES, PLANNED
 from moeplan.profilers.cases.case import Case
 from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.harness import TOTAL_S, Place, Request, Start, Step, _depths, measure_cases
+from moeplan.profilers.harness import TOTAL_S, Interleaved, Place, Request, Start, Step, _depths, measure_cases
 from moeplan.profilers.log import Log, cluster_of
 from moeplan.profilers.measure import measure
 from moeplan.profilers.measurement import MIN_SAMPLES, Measurement, median_interval
@@ -27,7 +27,16 @@ from moeplan.profilers.profile import Profile
 from moeplan.profilers.sampling import MAX_REPEATS, sample
 from moeplan.profilers.world import World
 from tests.builders import known
-from tests.profilers.small_cases import Misdelivering, SleepingPairs, SmallAllToAll, SmallGemm, by_halves, interrupted
+from tests.profilers.small_cases import (
+    Lapped,
+    Misdelivering,
+    Sleeping,
+    SleepingPairs,
+    SmallAllToAll,
+    SmallGemm,
+    by_halves,
+    interrupted,
+)
 
 HEARD: list[Step] = []
 TOLD: list[Start | Step] = []
@@ -112,6 +121,16 @@ def test_what_is_done_is_not_measured_again(alone: World) -> None:
     measure_cases(alone, Request((SmallGemm(),), "quick", done))
     steps = [report for report in TOLD if isinstance(report, Step)]
     assert [(step.measurement.size["m"], step.done, step.total) for step in steps] == [(8, 2, 3), (512, 3, 3)]
+
+
+def test_what_has_laps_is_timed_by_them_between_other_work(alone: World) -> None:
+    beside = Interleaved(alone, Request((Lapped(microseconds=(5000,)), Sleeping(name="router", microseconds=(5000,)))))
+    for _ in range(3):
+        beside.once()
+    lapped, whole = [report.measurement.samples_s for report in beside.reports() if isinstance(report, Step)]
+    assert len(lapped) == len(whole) == 3
+    assert all(0.01 <= seconds < 0.1 for seconds in lapped), "100 ms of each call are in no lap"
+    assert all(seconds >= 0.005 for seconds in whole)
 
 
 @given(count=st.integers(0, 60))

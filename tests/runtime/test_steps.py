@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from moeplan.profilers.stopwatch import stopwatch
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
-from moeplan.runtime.engine.stopwatch import stopwatch
 from moeplan.runtime.engine.traffic import Traffic
 from moeplan.runtime.engine.watch import watch
 from moeplan.runtime.expert_parallel import ExpertParallelModel

@@ -221,7 +221,7 @@ def test_pairs_beyond_a_buffer_are_dropped_buffer_by_buffer() -> None:
 
 
 def test_an_agreement_is_that_of_the_slowest_link_class_and_nothing_takes_less_than_no_time() -> None:
-    costs = CostModel(agreements=([1e-6, 3e-6], [8e-6, 6e-6]))
+    costs = CostModel(agreements=[(1e-6, 8e-6), (3e-6, 6e-6)])
     scene: Any = SimpleNamespace(costs=costs)
     tally: Any = None
     expected: dict[DispatchModel, float] = {"standard": 3e-6, "migrating": 8e-6}

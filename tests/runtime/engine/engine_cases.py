@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from moeplan.planner.demo.model import Experts
 from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.stopwatch import lap, stopwatch
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
 from moeplan.runtime.engine.chunks import Chunks
@@ -22,7 +23,6 @@ from moeplan.runtime.engine.experts import keep_experts
 from moeplan.runtime.engine.layer import ParallelExperts, rebind
 from moeplan.runtime.engine.layer_placement import LayerPlacement
 from moeplan.runtime.engine.route import Route
-from moeplan.runtime.engine.stopwatch import lap, stopwatch
 from moeplan.runtime.expert_parallel import ExpertParallelModel
 from moeplan.runtime.whole import full_state_dict
 from moeplan.solvers import contiguous

@@ -13,11 +13,11 @@ from torch.nn import functional
 
 from moeplan.planner.demo.model import Experts
 from moeplan.profilers.routed import applied
+from moeplan.profilers.stopwatch import lap, stopwatch
 from moeplan.runtime.engine.experts import keep_experts
 from moeplan.runtime.engine.owners import owners_of
 from moeplan.runtime.engine.payload import Columns
 from moeplan.runtime.engine.rebinding import Moves
-from moeplan.runtime.engine.stopwatch import lap, stopwatch
 from tests.runtime.rank_cases import Case
 
 KINDS = (torch.uint8, torch.bfloat16, torch.float32, torch.int32, torch.float64, torch.int64)
