@@ -1,6 +1,6 @@
 """Screen and page of an auto plan: all candidates in one currency, gains of each part, and parts that do not pay."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ....runtime.decisions import PipelineDecision
@@ -60,7 +60,15 @@ def table(plan: Plan, part: Part) -> Table:
     left = len(options.tried) - 1 - len(shown)
     notes = [f"{left} more rows: --json"] * bool(left)
     notes += [OF_IDEAL] * any(column.header == "% of ideal" for column in columns)
+    if alone := _smaller((best, *shown), options.metric):
+        notes.append(f"gain of smaller steps, not scaled up: {', '.join(alone)}")
     return Table(columns, whole=True, note="; ".join(notes))
+
+
+def _smaller(candidates: Sequence[Tried], metric: str) -> list[str]:
+    """The names of candidates judged on smaller steps than others: those whose samples move are not scaled up."""
+    least = max(candidate.today[metric] for candidate in candidates) * (1 - MATTERS)
+    return [candidate.name for candidate in candidates if candidate.today[metric] < least]
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:

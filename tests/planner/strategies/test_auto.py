@@ -428,6 +428,15 @@ def test_rows_that_are_left_out_are_counted_and_no_column_is_at_80_columns(
     assert f"{tried - len(different)} more rows" in screen(solve_report, plan, Path("plan.json"), width=80)
 
 
+def test_rows_of_steps_that_are_not_scaled_up_are_named(plan: Any) -> None:
+    """They stand beside rows of a step that may be many times as large."""
+    best, *_ = auto_of(plan).tried
+    quarter = {name: figure / 4 for name, figure in best.today.items()}
+    small = best.model_copy(update={"parts": ("luffy",), "today": quarter})
+    assert sections._smaller((best, small), "step_s") == ["luffy"]
+    assert sections._smaller((small, small), "step_s") == []
+
+
 def test_tutel_is_given_degrees_alone(trace: Trace, profile: Path) -> None:
     plan = planned(trace, "auto", profile=profile, engine="tutel")
     assert names(plan) == {("pipemoe",)}
