@@ -184,5 +184,5 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
             words = f"{printable(row.path)}: {gain_words(row.against_first, part, of=row.label)}"
             if (moves := row.moves) is not None:
                 size = "" if moves.num_bytes is None else f" ({bytes_text(moves.num_bytes)})"
-                words += f"; to get there {moves.experts:,} of {moves.held:,} experts move{size}"
+                words += f"; to get there {moves.experts:,} of {moves.held:,} slots take another expert{size}"
             yield words
