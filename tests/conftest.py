@@ -32,6 +32,7 @@ MakeTrace = Callable[..., Trace]
 # Files that take a minute or so begin first, so that no worker waits for one of them at the end.
 LONGEST = (
     "test_chain",
+    "test_guides",
     "test_demo_job",
     "test_migrating",
     "test_watch",

@@ -99,8 +99,9 @@ class LuffyParams(Params):
             raise UsageError(f"{' and '.join(how)} each say how far to condense; give one of them")
         others = [option for name, option in given.items() if name != "method" and (name in MIGRATION) == bool(how)]
         if others:
-            mend = f"which moves no samples; leave out {how[0]}" if how else "which moves samples; give --condense TAU"
-            raise UsageError(f"{others[0]} with {how[0] if how else 'luffy'}, {mend}, or {others[0]}")
+            if how:
+                raise UsageError(f"{others[0]} with {how[0]}, which moves no samples; leave one of them out")
+            raise UsageError(f"{others[0]} where samples move; give --condense TAU beside it, or leave it out")
         if self.condense is not None and not (
             -1 <= self.condense <= 1 if self.method == "paper" else self.condense >= 0
         ):

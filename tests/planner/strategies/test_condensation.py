@@ -212,7 +212,7 @@ def test_a_rise_is_per_token_with_the_interval_of_resampled_samples() -> None:
         ({"condense_error": 1.0}, "--condense-error 1.0; expected a share from 0 to below 1"),
         ({"condense": 0.1, "condense_loss": 0.1}, "--condense and --condense-loss each say how far"),
         ({"condense_loss": 0.1}, "--condense-loss without a model, which tells it"),
-        ({"medoid": True}, "--medoid with luffy, which moves samples; give --condense TAU"),
+        ({"medoid": True}, "--medoid where samples move; give --condense TAU beside it"),
         ({"condense": 0.1, "numbers": "free"}, "--numbers with --condense, which moves no samples"),
         ({"condense": 0.1, "condense_schedule": "paper"}, "expected --method paper and --condense COSINE"),
     ],
