@@ -235,13 +235,13 @@ def _steps(
     """Use and size of steps: as given, else as the first plan was judged, else the usual ones.
 
     A plan's size serves neither concurrent sequences where only `whole` samples are told, nor decode otherwise, unless
-    it was so judged on this trace, its `own`.
+    it was so judged on this trace, its `own`, or on decoded tokens that stood for prompts.
     """
     judged = EvaluationOptions.of(first) if "evaluation" in first.options else None
     purpose = "training" if judged is not None and judged.use == "training" else None
     usual = use_of(index.phases, None, purpose, whole=whole)
     if size is None and judged is not None and judged.size is not None:
-        sequences, decodes = judged.size.unit == "sequences", usual == "decode" and not own
+        sequences, decodes = judged.size.unit == "sequences", usual == "decode" and not (own or judged.as_prompts)
         size = judged.size if (sequences and not whole) or not (sequences or decodes) else None
     size = size or usual_size(usual, first.cluster.num_devices)
     return use_of(index.phases, size, purpose, whole=whole), size

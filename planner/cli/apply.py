@@ -185,7 +185,7 @@ def _prepared(plan: "Plan", engine: str, output: Path, hf_config: Path | None) -
 def _written(plan: "Plan", exported: "Exported", engine: str, output: Path) -> tuple[dict[str, Any], list[str]]:
     """Write files for an engine; returns the files and its start command as JSON, and as lines."""
     from ...runtime.exports import ENGINES, write
-    from ..report.answer import answer, carried, doubt, split_words
+    from ..report.answer import answer, carried, doubt, judged_for, split_words
 
     write(exported, output)
     rule, files, conditions = exported.replica_rule, list(exported.files), list(exported.conditions)
@@ -193,6 +193,9 @@ def _written(plan: "Plan", exported: "Exported", engine: str, output: Path) -> t
     lines = [*([gain] if gain else []), f"wrote     {output}    {', '.join(files)}"]
     if doubt(plan):
         lines.append(f"verdict   {answer(plan)}")
+    if judged_for(plan) == "training" and not ENGINES[engine].trains:
+        serves = f"note      judged for training; {engine} serves"
+        lines.append(f"{serves}: moeplan solve --for serving --engine {engine} plans for it")
     placement = plan.placement
     if rule is not None and placement is not None and placement.has_replicas:
         judged_by, judge = placement.replica_rule, f"moeplan compare PLAN --replica-rule {rule}"

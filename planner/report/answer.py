@@ -67,6 +67,11 @@ def doubt(plan: Plan) -> str:
     return "gain not certain" if share is not None and share.value >= MATTERS else NOTHING_TO_GAIN
 
 
+def judged_for(plan: Plan) -> str | None:
+    """The use that a plan was judged for; None where it is not known."""
+    return EvaluationOptions.of(plan).use if EvaluationOptions.key in plan.options else None
+
+
 def carried(plan: Plan, engine: Engine) -> str:
     """The gain of what an engine carries out of a plan, beside that of the whole; empty where it carries out all."""
     share = None if plan.verdict is None else plan.verdict.share
@@ -151,7 +156,7 @@ def _memory(plan: Plan) -> str:
 
 
 def _reach(plan: Plan, part: Part) -> str:
-    """How far a gain in seconds reaches beyond what was measured and recorded. Empty where it does not, or hardly."""
+    """How far a gain reaches beyond what was measured and recorded, and where it is a loss; empty where neither is."""
     assert plan.verdict is not None
     beyond = list[str]()
     if METRICS[plan.verdict.metric].unit == "seconds" and SecondsOptions.key in plan.options:
@@ -159,6 +164,9 @@ def _reach(plan: Plan, part: Part) -> str:
         parts = [METRICS[name].column for name, share in shares.items() if share > MOSTLY and name not in PASSES]
         beyond += [f"seconds of {' and '.join(parts)} extrapolated"] if parts else []
     beyond += ["the step scaled up"] if part.lacks(part.tokens_per_step) else []
+    losses = [gain for gain in plan.verdict.sizes if gain.share.high is not None and gain.share.high < 0]
+    if losses and plan.verdict.value == "benefit":
+        beyond.append(f"a loss at {' and '.join(f'{gain.tokens_per_step:,.0f}' for gain in losses)}")
     return "".join(f"; {words}" for words in beyond)
 
 

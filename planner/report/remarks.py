@@ -110,7 +110,7 @@ def _turn(verdict: Verdict) -> str:
     sizes = [f"{gain.tokens_per_step:,.0f}" for gain, certain in zip(verdict.sizes, sure, strict=True) if certain]
     rising = all(sure[sure.index(True) :])
     where = f"from {sizes[0]} on" if rising else f"at {' and '.join(sizes)}"
-    return f"; of these certain {where}"
+    return f"; a sure gain {where}"
 
 
 def copies_remarks(verdict: Verdict, ours: Contender, base: Contender) -> Iterator[str]:

@@ -237,20 +237,20 @@ def test_it_pays_from_a_size_on_only_where_the_gain_is_sure() -> None:
 
     rising = sized(64, 0.0, -0.2), sized(256, 0.3, 0.2)
     assert words(*rising) == (
-        "this plan by tokens per step (95 %): 0 % at 64 (-90.0 to +20.0 %), -30.0 % at 256 (-90.0 to -20.0 %); of these"
-        " certain from 256 on"
+        "this plan by tokens per step (95 %): 0 % at 64 (-90.0 to +20.0 %), -30.0 % at 256 (-90.0 to -20.0 %); a sure"
+        " gain from 256 on"
     )
-    assert words(*rising[::-1]).endswith("; of these certain at 256")
+    assert words(*rising[::-1]).endswith("; a sure gain at 256")
     wider = words(sized(64, 0.3, 0.2), sized(256, 0.4, -0.2))  # as much is gained, on fewer steps
-    assert wider.endswith("-40.0 % at 256 (-90.0 to +20.0 %); of these certain at 64")
+    assert wider.endswith("-40.0 % at 256 (-90.0 to +20.0 %); a sure gain at 64")
     gapped = words(sized(64, 0.3, 0.2), sized(128, 0.3, -0.1), sized(256, 0.3, 0.2))  # says nothing of 128
-    assert gapped.endswith("; of these certain at 64 and 256")
+    assert gapped.endswith("; a sure gain at 64 and 256")
     assert "certain" not in words(sized(64, 0.02, -0.2), sized(256, 0.3, -0.1))  # never sure
     assert "certain" not in words(sized(64, 0.3, 0.2), sized(256, 0.3, 0.1))  # always
     assert "certain" not in words(*rising, at_least=0.25)
-    assert words(sized(64, 0.005, 0.001), rising[1]).endswith("; of these certain from 256 on")  # 0.5 % does not matter
+    assert words(sized(64, 0.005, 0.001), rising[1]).endswith("; a sure gain from 256 on")  # 0.5 % does not matter
     assert words(sized(64, 0.3, None), sized(1024, 0.3, 0.2)).endswith(
-        "-30.0 % at 64 (too few steps), -30.0 % at 1,024 (-90.0 to -20.0 %, scaled up); of these certain from 1,024 on"
+        "-30.0 % at 64 (too few steps), -30.0 % at 1,024 (-90.0 to -20.0 %, scaled up); a sure gain from 1,024 on"
     )
     assert words(sized(64, 0.3, 0.2)) == ""
 
@@ -341,10 +341,9 @@ def test_a_candidate_that_gains_more_here_is_left_out_for_what_it_gained_where_a
     others = tried(0.35, "pipemoe", inner=0.305), tried(0.4, "netmoe", inner=0.2), tried(0.2, "luffy")
     plan = auto_plan(tried(0.3, "eplb"), *others, engine="sglang", model=None)
     assert [*remarks(plan, part("balance", 1.0, 2.0))] == [
-        "not worth it: pipemoe, -35.0 % here, but -30.5 % at least where candidates were compared (plan -30.0 %):"
-        " within 1 % of the plan, which needs less",
-        "not worth it: netmoe, -40.0 % here, but -20.0 % at least where candidates were compared (plan -30.0 %): less"
-        " than the plan",
+        "not chosen: netmoe, -40.0 % here; on the samples that chose, -20.0 % at worst (plan -30.0 %)",
+        "not worth it: pipemoe, -35.0 % here; on the samples that chose, -30.5 % at worst (plan -30.0 %): within 1 % of"
+        " the plan, which has fewer parts or slots",
     ]
 
 

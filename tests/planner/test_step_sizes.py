@@ -10,7 +10,9 @@ from moeplan.errors import InputError, UsageError
 from moeplan.planner.certify import certify
 from moeplan.planner.compare import compare
 from moeplan.planner.evaluate.step_size import StepSize
+from moeplan.runtime.plan import load
 from moeplan.traces.schema import PHASES
+from tests.builders import known
 from tests.planner.makers import assert_refused, counted, edited, planned, rewritten, said
 
 UNSAID: dict[str, Any] = {"samples_per_step": None}  # as at a terminal without flags
@@ -165,6 +167,11 @@ def test_a_comparison_takes_steps_of_the_first_plan_and_decode_never_by_whole_sa
     assert compare([lanes, tokens], trace.path).size == StepSize("sequences", 16)
     assert compare([tokens], decode.path).size == StepSize("sequences", 64 * DEVICES)
     assert compare([tokens], decode.path, size=StepSize("sequences", 9)).use == "decode"
+    prompts = tmp_path / "prompts.json"
+    planned(decode, "eplb", tokens_per_step=50, to=prompts)
+    assert known(load(prompts).evaluation).judging.tokens_per_step == pytest.approx(50, rel=0.2)
+    again = phased(make_trace(samples=40, seed=2), tmp_path / "again", "decode")
+    assert compare([prompts], again.path).size == StepSize("tokens", 50), "decoded tokens stand for prompts there, too"
     sample = planned(trace, "netmoe", to=tmp_path / "moving.json")
     assert sample.decisions.sample_policy is not None
     assert compare([lanes, tmp_path / "moving.json"], trace.path).size == StepSize("tokens", 4096 * DEVICES)

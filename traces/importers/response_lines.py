@@ -123,7 +123,9 @@ def _part(item: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _response(number: int, holder: Mapping[str, Any], usage: Mapping[str, Any], *, is_raw: bool) -> Response:
     packed = holder.get("routed_experts")
-    if not isinstance(packed, str):
+    if packed is not None and not isinstance(packed, str):
+        raise InputError(f"line {number}: routed_experts {str(packed)[:40]}; expected base64, as the engine sends them")
+    if packed is None:
         raise InputError(
             f"line {number}: no routed_experts; expected them of every response: start the engine with"
             " --enable-return-routed-experts, and ask SGLang for them in each request"

@@ -9,7 +9,7 @@ busiest device.
 import itertools
 import math
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
@@ -222,7 +222,7 @@ class Search:
         if self.tried and (most := self.most_saved(task)) < MATTERS:
             self.cannot_gain_yet[component] = None
             raise UsageError(
-                f"it saves {percent(most, 1)} of the {METRICS[self.metric].noun} at most, whatever it decides"
+                f"it saves {percent(max(most, 0.0), 1)} of the {METRICS[self.metric].noun} at most, whatever it decides"
             )
         decided = decide(task)
         share, _, _ = self.gain_over_today(decided)
@@ -289,8 +289,9 @@ class Search:
         component.strategy.check(task)
         return task
 
-    def options(self, chosen: Tried) -> AutoOptions:
-        """The record of the search, beside the chosen candidate as solved anew: the others on what is held out.
+    def options(self, chosen: Tried, anew: "Mapping[Components, Decided]") -> AutoOptions:
+        """The record of the search, the chosen candidate first: all on what is held out, the first and the components
+        that it stands on as solved anew.
 
         At the time limit, and at Ctrl-C, those that were judged until then.
         """
@@ -301,7 +302,7 @@ class Search:
                 if self.elapsed_s + candidate.wall_s > limit_s:
                     self.status = Status.TIME_LIMIT if self.status is Status.FEASIBLE else self.status
                     break
-                records[candidate] = self.record_held_out(candidate)
+                records[candidate] = self.record_held_out(candidate, anew.get(candidate.components))
         except KeyboardInterrupt:
             self.status = Status.INTERRUPTED
         listed = best_of_each([*records], lambda part: (part.without_replicas, part == part.without_replicas))
@@ -311,12 +312,14 @@ class Search:
             engine=self.params.engine, metric=self.metric, tried=tuple(rows), refused=refused, status=self.status
         )
 
-    def record_held_out(self, candidate: Candidate) -> Tried:
-        """A candidate, as decided on the inner split, on what is held out."""
-        base = self.tried.get(candidate.components[:-1])
-        task = self.task_of(candidate.components[-1], base.solved if base else None, inner=False)
-        share, ours, usual = self.gain_over_today(replace(candidate.solved, task=task))
-        return record(candidate, candidate.solved.plan, share, ours, usual)
+    def record_held_out(self, candidate: Candidate, decided: "Decided | None") -> Tried:
+        """A candidate on what is held out, as decided on the inner split unless it was decided anew."""
+        if decided is None:
+            base = self.tried.get(candidate.components[:-1])
+            task = self.task_of(candidate.components[-1], base.solved if base else None, inner=False)
+            decided = replace(candidate.solved, task=task)
+        share, ours, usual = self.gain_over_today(decided)
+        return record(candidate, decided.plan, share, ours, usual)
 
 
 def _seen(task: Task, usual: Contender) -> tuple[Hashable, ...]:

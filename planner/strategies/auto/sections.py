@@ -72,15 +72,21 @@ def _smaller(candidates: Sequence[Tried], metric: str) -> list[str]:
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
-    """Gain of each part, plans that engines carry out, and parts that are not worth it, with the reason."""
+    """Reason why another candidate comes first here, plans that engines carry out, the gain of each part, and parts
+    that are not worth it, with the reason.
+    """
     options = AutoOptions.of(plan)
     best = options.tried[0]
     if options.status is not Status.FEASIBLE:
         yield f"{ENDED[options.status]}: the best found until then; what was not tried, or not judged, is left out"
+    first = max((best, *options.listed), key=lambda candidate: candidate.share.value)
+    if first is not best and (reason := _why(first, options)):
+        yield f"not chosen: {first.name}, {reason}"
     yield from _carried(options, plan.model, training=EvaluationOptions.of(plan).use == "training")
     yield from _added(options, plan, part)
     for candidate in options.listed:
-        if len(candidate.parts) == 1 and candidate.parts[0] not in best.parts and (reason := _why(candidate, options)):
+        other = len(candidate.parts) == 1 and candidate.parts[0] not in best.parts and candidate is not first
+        if other and (reason := _why(candidate, options)):
             yield f"not worth it: {candidate.name}, {reason}"
     alike = dict[str, list[str]]()
     for name, reason in options.refused.items():
@@ -114,7 +120,8 @@ def _in_order(plan: Plan, part: Part) -> str:
     if spare not in {contender.label for contender in part.contenders}:
         return ""
     alone = figure_of(contender_of(part, spare), metric) / figure_of(contender_of(part, plan.verdict.against), metric)
-    return f"; as many slots with experts in order: {change_text(1 - alone)}"
+    rule = "" if plan.placement.replica_rule == "even" else ", replicas shared alike"
+    return f"; as many slots with experts in order{rule}: {change_text(1 - alone)}"
 
 
 def _carried(options: AutoOptions, model: ModelSpec, *, training: bool) -> Iterator[str]:
@@ -131,7 +138,7 @@ def _carried(options: AutoOptions, model: ModelSpec, *, training: bool) -> Itera
         for name in candidate.engines if candidate.inner >= MATTERS else ():
             carried.setdefault(name, candidate)
     listed = "; ".join(
-        f"{name}: {candidate.name}, {change_text(candidate.share.value)}"
+        f"{name}: {candidate.name}, about {-100 * candidate.share.value:+.0f} %"  # solved for it, a little different
         for name, candidate in carried.items()
         if name in able
     )
@@ -146,11 +153,9 @@ def _why(candidate: Tried, options: AutoOptions) -> str:
     if not candidate.has_interval:
         return f"{change}, which a single step does not show: give fewer tokens per step, or record more"
     if candidate.share.value > best.share.value:  # here, not where they were compared
-        less = "within 1 % of the plan, which needs less" if candidate.inner > best.inner else "less than the plan"
-        chosen = (
-            f"{change_text(candidate.inner)} at least where candidates were compared (plan {change_text(best.inner)})"
-        )
-        return f"{change} here, but {chosen}: {less}"
+        least = f"{change_text(candidate.inner)} at worst (plan {change_text(best.inner)})"
+        less = ": within 1 % of the plan, which has fewer parts or slots" if candidate.inner > best.inner else ""
+        return f"{change} here; on the samples that chose, {least}{less}"
     if candidate.share.value >= MATTERS:
         return ""
     grown = {

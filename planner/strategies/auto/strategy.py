@@ -20,7 +20,7 @@ from ...params import Params
 from ...task import Task
 from ..strategy import Recheck, Strategy
 from . import AutoParams
-from .candidate import named, record, within_1_percent
+from .candidate import Components, named, record, within_1_percent
 from .options import AutoOptions, Tried
 from .search import Search
 from .sections import remarks, table
@@ -63,12 +63,14 @@ class Auto(Strategy):
         best = search.ranked()[0]
         task.say(f"solving {named(best.components)} on all fitted samples")
         decided: Decided | None = None
-        for component in best.components:
+        anew: dict[Components, Decided] = {}
+        for end, component in enumerate(best.components, 1):
             decided = decide(search.task_of(component, decided, inner=False, search_s=search.last_search_s))
+            anew[best.components[:end]] = decided
         assert decided is not None
         plan = judge(decided).plan
         ours, today = _figures(plan)
-        options = search.options(record(best, plan, _share(plan, search.metric), ours, today))
+        options = search.options(record(best, plan, _share(plan, search.metric), ours, today), anew)
         every = {**plan.options, self.name: options.model_dump(mode="json")}
         plan = Plan.model_validate(plan.model_copy(update={"options": every}).model_dump())
         ended = {options.status, *(outcome.status for outcome in plan.outcome.values())}

@@ -21,7 +21,7 @@ from moeplan.planner.certify import certify
 from moeplan.planner.evaluate.evaluate import evaluate
 from moeplan.planner.evaluate.journey import Journey, today
 from moeplan.planner.report.plan import solve_report
-from moeplan.planner.solve import Decided, decide, plan_and_today, task_for
+from moeplan.planner.solve import Decided, decide, judge, plan_and_today, task_for
 from moeplan.planner.strategies.auto import AutoParams, search, sections
 from moeplan.planner.strategies.auto.candidate import Candidate, Component, Components
 from moeplan.planner.strategies.auto.options import AutoOptions
@@ -194,6 +194,22 @@ def test_every_candidate_is_judged_on_what_judges_the_plan(plan: Any) -> None:
             name: today.metrics[name].value for name in ("step_s", "balance")
         }
         assert one.share.value == pytest.approx(1 - one.metrics["step_s"] / one.today["step_s"])
+
+
+def test_a_candidate_solved_anew_has_the_figures_of_that_plan_on_what_is_held_out(trace: Trace, profile: Path) -> None:
+    """The parts that a plan stands on are those: under their name the table shows the plan's own placement."""
+    found = Search(task_for(request(trace, "auto", profile=profile)), AutoParams(), time.perf_counter())
+    for component in found.components():
+        if component.strategy.name == "eplb":
+            found.attempt((component,))
+    anew = {components: decide(found.task_of(components[0], None, inner=False)) for components in found.tried}
+    best, second, *_ = found.ranked()
+    row = found.record_held_out(second, anew[second.components])
+    ours = known(judge(anew[second.components]).plan.evaluation).judging.contenders[0]
+    assert row.metrics == {name: figure.value for name, figure in ours.metrics.items()}
+    assert row.metrics != found.record_held_out(second, None).metrics, "decided by a part of the samples"
+    told = found.options(found.record_held_out(best, anew[best.components]), anew).tried[1]
+    assert told.metrics == row.metrics
 
 
 def test_the_table_has_a_row_for_what_differs_in_numbers_of_replicas_alone(plan: Any) -> None:

@@ -166,6 +166,7 @@ MALFORMED: dict[str, tuple[Any, str]] = {
     "an error": ({"error": {"message": "overloaded"}}, "line 2: no routed_experts"),
     "no routing in a choice": (vllm(None), "line 2: no routed_experts"),
     "a choice that is none": ({"choices": [1]}, "line 2: no routed_experts"),
+    "routing as a list": (vllm([[[0, 1]]]), "line 2: routed_experts [[[0, 1]]]; expected base64"),
     "no base64": (vllm("!!!!"), "line 2: routed_experts is no base64"),
     "no npy": (vllm(raw(1, 2, 3, 4)), "line 2: routed_experts: damaged"),
     "an npy of objects": (vllm(packed(np.array([[[{}]]], dtype=object))), "line 2: routed_experts: elements of type o"),
