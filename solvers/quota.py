@@ -23,9 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrays import Bools, Ints
-from .compiled import compiled
+from .compiled import compiled, inlined
 
 FAR = np.int64(2**62)
+NOWHERE = np.int64(2**61)  # label of a node that no chain leaves
 
 
 class Holders(NamedTuple):
@@ -209,6 +210,7 @@ def poured(total: Ints, holders: Holders) -> tuple[Ints, Ints]:
     first, device = holders.first, holders.device
     num_experts, num_devices = len(total), len(holders.held_first) - 1
     served, load = np.zeros(len(device), np.int64), np.zeros(num_devices, np.int64)
+    order = np.empty(num_devices, np.int64)
     for e in range(num_experts):
         if first[e + 1] - first[e] == 1:
             served[first[e]] = total[e]
@@ -219,7 +221,7 @@ def poured(total: Ints, holders: Holders) -> tuple[Ints, Ints]:
                 for p in range(first[e], first[e + 1]):
                     load[device[p]] -= served[p]
                     served[p] = 0
-                pour(total[e], first[e], first[e + 1], served, load, device)
+                pour(total[e], first[e], first[e + 1], served, load, device, order)
     return served, load
 
 
@@ -232,6 +234,8 @@ def relieve(served: Ints, load: Ints, holders: Holders, most: int) -> Bools:
     """
     first, device, held, held_first = holders.first, holders.device, holders.held, holders.held_first
     num_experts, num_devices = len(first) - 1, len(held_first) - 1
+    if load.max() <= most:
+        return np.zeros(num_devices, np.bool_)
     level_d, level_e = np.empty(num_devices, np.int64), np.empty(num_experts, np.int64)
     next_d, next_e = np.empty(num_devices, np.int64), np.empty(num_experts, np.int64)
     queue = np.empty(num_devices + num_experts, np.int64)
@@ -307,11 +311,10 @@ def relieve(served: Ints, load: Ints, holders: Holders, most: int) -> Bools:
                 next_e[holders.expert[enter[depth]]] += 1
 
 
-@compiled
-def pour(amount: int, start: int, end: int, served: Ints, load: Ints, device: Ints) -> None:
-    """Add pairs to the slots `start : end` so that their devices' loads are as even as can be."""
+@inlined
+def pour(amount: int, start: int, end: int, served: Ints, load: Ints, device: Ints, order: Ints) -> None:
+    """Add pairs to the slots `start : end` so that their devices' loads are as even as can be; `order` is scratch."""
     n = end - start
-    order = np.empty(n, np.int64)
     for i in range(n):  # by load
         j = i
         while j > 0 and load[device[order[j - 1]]] > load[device[start + i]]:
@@ -344,6 +347,7 @@ def nearest(pairs: Ints, total: Ints, holders: Holders, most: int, ratio: int) -
     far = ratio - 1
     served, load = np.zeros(len(device), np.int64), np.zeros(num_devices, np.int64)
     here, inside = np.empty(len(device), np.int64), np.zeros(num_cells, np.int64)
+    order = np.empty(num_devices, np.int64)
     # Without limits: own device, then own node, then anywhere.
     for e in range(num_experts):
         for p in range(first[e], first[e + 1]):
@@ -359,13 +363,13 @@ def nearest(pairs: Ints, total: Ints, holders: Holders, most: int, ratio: int) -
             rest = inside[c]
             for p in range(cell_first[c], cell_first[c + 1]):
                 rest -= served[p]
-            pour(rest, cell_first[c], cell_first[c + 1], served, load, device)
+            pour(rest, cell_first[c], cell_first[c + 1], served, load, device, order)
     for e in range(num_experts):
         if first[e + 1] - first[e] > 1:
             rest = total[e]
             for p in range(first[e], first[e + 1]):
                 rest -= served[p]
-            pour(rest, first[e], first[e + 1], served, load, device)
+            pour(rest, first[e], first[e + 1], served, load, device, order)
     # What is over the limit leaves along the cheapest chains of moves.
     num_slots = len(device)
     value, free = np.zeros(num_slots + num_cells, np.int64), np.concatenate((here, inside))
@@ -373,49 +377,51 @@ def nearest(pairs: Ints, total: Ints, holders: Holders, most: int, ratio: int) -
         value[p] = served[p]
         value[num_slots + cell[p]] += served[p]
     start, end, item, less, more = holders.start, holders.end, holders.item, holders.less, holders.more
-    cost, room = np.empty(len(end), np.int64), np.empty(len(end), np.int64)
+    cost, back, room = np.empty(len(end), np.int64), np.empty(len(end), np.int64), np.empty(len(end), np.int64)
     for i in range(len(value)):
         if less[i] >= 0:
-            _price(value[i], free[i], 1 if i < num_slots else far, less[i], more[i], cost, room)
+            _price(value[i], free[i], 1 if i < num_slots else far, less[i], more[i], cost, back, room)
     size = len(start) - 1
     label, waiting, queue = np.empty(size, np.int64), np.zeros(size, np.bool_), np.empty(size, np.int64)
     after, spent, path = np.empty(size, np.int64), np.empty(size, np.bool_), np.empty(size, np.int64)
     while True:
-        label[:] = FAR
-        head, count = 0, 0
+        # Labels: what the cheapest chain costs to a device with room, so that the search below meets few dead ends.
+        label[:] = NOWHERE
+        head, count, over = 0, 0, False
         for d in range(num_devices):
-            if load[d] > most:
+            over |= load[d] > most
+            if load[d] < most:
                 label[d], waiting[d], queue[count] = 0, True, d
                 count += 1
-        if count == 0:
+        if not over:
             return value[:num_slots]
         while count > 0:
-            u = queue[head]
+            v = queue[head]
             head, count = head + 1 if head + 1 < size else 0, count - 1
-            waiting[u] = False
-            for a in range(start[u], start[u + 1]):
-                v = end[a]
-                if room[a] > 0 and label[u] + cost[a] < label[v]:
-                    label[v] = label[u] + cost[a]
-                    if not waiting[v]:
+            waiting[v] = False
+            for a in range(start[v], start[v + 1]):
+                u, new = end[a], label[v] + back[a]
+                if new < label[u]:
+                    label[u] = new
+                    if not waiting[u]:
                         at = head + count
-                        waiting[v], queue[at if at < size else at - size] = True, v
+                        waiting[u], queue[at if at < size else at - size] = True, u
                         count += 1
-        cheapest = FAR
+        cheapest = NOWHERE
         for d in range(num_devices):
-            if load[d] < most:
+            if load[d] > most:
                 cheapest = min(cheapest, label[d])
-        if cheapest == FAR:
+        if cheapest == NOWHERE:
             raise ValueError("the holders cannot keep to this limit")
         after[:], spent[:] = start[:-1], False
         for source in range(num_devices):
-            while load[source] > most and label[source] == 0 and not spent[source]:
+            while load[source] > most and label[source] == cheapest and not spent[source]:
                 depth, u = 0, source
                 path[0], spent[source] = source, True
-                while depth >= 0 and not (u < num_devices and load[u] < most and label[u] == cheapest):
+                while depth >= 0 and not (u < num_devices and load[u] < most):
                     a = after[u]
                     while a < start[u + 1]:
-                        if room[a] > 0 and not spent[end[a]] and label[u] + cost[a] == label[end[a]]:
+                        if label[u] == cost[a] + label[end[a]] and not spent[end[a]]:
                             break
                         a += 1
                     after[u] = a
@@ -439,18 +445,21 @@ def nearest(pairs: Ints, total: Ints, holders: Holders, most: int, ratio: int) -
                     a = after[path[i]]
                     j = item[a]
                     value[j] += amount if a == more[j] else -amount
-                    _price(value[j], free[j], 1 if j < num_slots else far, less[j], more[j], cost, room)
+                    _price(value[j], free[j], 1 if j < num_slots else far, less[j], more[j], cost, back, room)
 
 
-@compiled
-def _price(value: int, free: int, price: int, less: int, more: int, cost: Ints, room: Ints) -> None:
-    """Costs of a pair less and a pair more for an item that serves `free` pairs at no price, and how many go so."""
+@inlined
+def _price(value: int, free: int, price: int, less: int, more: int, cost: Ints, back: Ints, room: Ints) -> None:
+    """Costs of a pair less and a pair more for an item that serves `free` pairs at no price, and how many go so.
+
+    `back` are the costs of the arcs the other way; what has no room costs `FAR`.
+    """
     if value > free:
         cost[less], room[less], cost[more], room[more] = -price, value - free, price, FAR
-    elif value < free:
-        cost[less], room[less], cost[more], room[more] = 0, value, 0, free - value
     else:
-        cost[less], room[less], cost[more], room[more] = 0, value, price, FAR
+        cost[less], room[less] = 0 if value > 0 else FAR, value
+        cost[more], room[more] = (0, free - value) if value < free else (price, FAR)
+    back[less], back[more] = cost[more], cost[less]
 
 
 @compiled
@@ -459,26 +468,26 @@ def deal(pairs: Ints, served: Ints, holders: Holders) -> Ints:
     num_slots, num_devices = len(served), pairs.shape[1]
     first, device, group = holders.first, holders.device, holders.devices_per_node
     dealt = np.zeros((num_slots, num_devices), np.int64)
-    left = np.empty(num_devices, np.int64)
+    left, room = np.empty(num_devices, np.int64), served.copy()
     for e in range(len(first) - 1):
         left[:] = pairs[e]
         for p in range(first[e], first[e + 1]):
             own = min(served[p], left[device[p]])
             dealt[p, device[p]] = own
             left[device[p]] -= own
+            room[p] -= own
         for near in (True, False):
             g = 0
             for p in range(first[e], first[e + 1]):
-                room = served[p] - dealt[p].sum()
                 start = device[p] // group * group if near else g
                 end = start + group if near else num_devices
                 g = start
-                while room > 0 and g < end:
-                    some = min(room, left[g])
+                while room[p] > 0 and g < end:
+                    some = min(room[p], left[g])
                     dealt[p, g] += some
                     left[g] -= some
-                    room -= some
-                    if room > 0:
+                    room[p] -= some
+                    if room[p] > 0:
                         g += 1
     return dealt
 
@@ -498,8 +507,12 @@ def in_turn(dealt: Ints, holders: Holders) -> tuple[Ints, NDArray[np.int32]]:
         start, end = holders.first[e], holders.first[e + 1]
         for g in range(num_devices):
             first[e, g], given[start:end] = at, 0
-            n = dealt[start:end, g].sum()
-            for i in range(n):
+            n, done = dealt[start:end, g].sum(), 0
+            for p in range(start, end):
+                if dealt[p, g] == n:  # no other has a turn
+                    device[at : at + n], done = holders.device[p], n
+            at += done
+            for i in range(done, n):
                 best = furthest_behind(dealt[:, g], given, start, end, n, i + 1)
                 given[best] += 1
                 device[at] = holders.device[best]

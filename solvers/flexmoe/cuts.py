@@ -207,7 +207,7 @@ def _over(slots: Holders, served: Ints, load: Ints, total: Ints, change: Ints, n
         A maximum flow before it, by device and slot `[D, S]`, and its loads `[D]`.
     """
     d, s, old, g, t = change
-    width, now = served.shape[1], load.copy()
+    width, now, order = served.shape[1], load.copy(), np.empty(len(load), np.int64)
     x = served.ravel()[slots.column]
     now[d] -= served[d, s]
     if g >= 0:
@@ -219,7 +219,7 @@ def _over(slots: Holders, served: Ints, load: Ints, total: Ints, change: Ints, n
                 if slots.column[p] == d * width + s or slots.column[p] == g * width + t:
                     x[p] = 0
                 rest -= x[p]
-            pour(rest, slots.first[e], slots.first[e + 1], x, now, slots.device)
+            pour(rest, slots.first[e], slots.first[e + 1], x, now, slots.device, order)
     relieve(x, now, slots, cap)
     over = 0
     for d in range(len(now)):
