@@ -41,23 +41,33 @@ def least_seconds(traffic: Traffic, attention: Attention | None, places: Ints, c
     Over shares x[i, d] >= 0 of whole samples,
 
         minimise  A + sum_x T_x      s.t.   sum_d x[i, d] = 1,      sum_i x[i, d] <= places[d],
-                  A >= sum_i cost_i x[i, d],      A >= max_i cost_i,      T_x >= alpha_c + beta_c copies[x, c, end, d]
+                  A >= sum_i cost_i x[i, d],      A >= A_0,      T_x >= alpha_c + beta_c copies[x, c, end, d]
 
-    The first call of some device comes on top. Duals w >= 0 of the ports, which sum to 1 in each exchange, and
-    v >= 0 of the devices, which sum to 1 with that of the longest sample, prove a bound on their own: at any such
-    weights no homes take less than the cheapest ones at the prices that the weights set, one transportation.
-    Padded samples take no less than packed ones; attention alone has an exact optimum there (`padded_optimum`), and
-    the bound is the larger of both.
+    with A_0 the least attention that any homes take on their own (`least_attention`). The first call of some device
+    comes on top. Duals w >= 0 of the ports, which sum to 1 in each exchange, and v >= 0 of the devices, which sum to 1
+    with that of A_0, prove a bound on their own: at any such weights no homes take less than the cheapest ones at the
+    prices that the weights set, one transportation. Padded samples take no less than packed ones.
     """
     duals = _duals(traffic, attention, places, channels)
-    best = Bound(_proven(traffic, attention, places, channels, *duals), *duals)
-    if attention is not None and attention.law.batches == "padded":
-        alone = _duals(traffic, None, places, channels)
-        apart = _proven(traffic, None, places, channels, *alone) + attention.call_s
-        apart += padded_optimum(attention.cost, places)[0]
-        if apart > best.seconds:
-            best = Bound(apart, *alone)
-    return best
+    return Bound(_proven(traffic, attention, places, channels, *duals), *duals)
+
+
+def least_attention(attention: Attention, places: Ints) -> float:
+    """Seconds that the busiest device takes at least, its first call left out.
+
+    Notes
+    -----
+    Padded: the exact optimum. Packed: of the k D + 1 longest samples some device holds k + 1, for any k, and as many
+    others as the places of the other devices leave to it.
+    """
+    if attention.law.batches == "padded":
+        return padded_optimum(attention.cost, places)[0]
+    falling_I, size, num_samples = -np.sort(-attention.cost), len(places), len(attention.cost)
+    fewest = num_samples - int(places.sum() - places.min())
+    return max(
+        float(falling_I[k * size - k : k * size + 1].sum() + falling_I[num_samples - max(fewest - k - 1, 0) :].sum())
+        for k in range(-(-num_samples // size))
+    )
 
 
 def _duals(traffic: Traffic, attention: Attention | None, places: Ints, channels: Channels) -> tuple[Floats, Floats]:
@@ -73,6 +83,7 @@ def _duals(traffic: Traffic, attention: Attention | None, places: Ints, channels
     if num_exchanges * 4 * size * num_samples * size > MOST_CELLS:
         return equal
     cost_I = np.zeros(num_samples) if attention is None else attention.cost
+    alone = 0.0 if attention is None else least_attention(attention, places)
     scale = max(channels.total(traffic, np.arange(num_samples) % size), float(cost_I.sum()) / size, 1e-30)
     each, ports = csr_array(np.ones((1, num_samples))), csr_array(_port_rows(traffic, channels) / scale)
     longest, alpha_P = np.ones((ports.shape[0] // num_exchanges, 1)), np.repeat(channels.alpha, 2 * size)
@@ -89,7 +100,7 @@ def _duals(traffic: Traffic, attention: Attention | None, places: Ints, channels
             [[kron(eye_array(num_samples), np.ones((1, size))), csr_array((num_samples, num_exchanges + 1))]]
         ),
         b_eq=np.ones(num_samples),
-        bounds=[(0, None)] * (num_samples * size + num_exchanges) + [(float(cost_I.max()) / scale, None)],
+        bounds=[(0, None)] * (num_samples * size + num_exchanges) + [(alone / scale, None)],
         method="highs",
     )
     if found.status != 0:
@@ -125,7 +136,7 @@ def _proven(
     value = float((channels.alpha @ port_weights.sum(axis=(2, 3)).T).sum())
     if attention is not None:
         cost_ID = cost_ID + attention.cost[:, None] * device_weights
-        value += attention.call_s + (1 - float(device_weights.sum())) * float(attention.cost.max())
+        value += attention.call_s + (1 - float(device_weights.sum())) * least_attention(attention, places)
     if (places >= len(cost_ID)).all():
         return value + float(cost_ID.min(axis=1).sum())
     home_I = balanced_assignment(cost_ID, places)

@@ -66,8 +66,7 @@ def rehome(
         padded = attention.law.batches == "padded"
         alone_I = _padded_start(traffic, attention, places_D) if padded else deal(attention.cost, places_D)
         starts = [even_I, alone_I] if attention.follows else [even_I]
-        ends = [_shortened(traffic, start_I, places_D, channels, attention) for start_I in starts]
-        home_I = min(ends, key=lambda end: end[0])[1]
+        home_I = _shortened(traffic, np.array(starts), places_D, channels, attention)
     value = _seconds(traffic, attention, home_I, channels)
     bound = least_seconds(traffic, attention, places_D, channels).seconds if bounded else None
     outcome = Outcome.of(
@@ -118,12 +117,12 @@ def _seconds(traffic: netmoe.Traffic, attention: Attention, home_I: Ints, channe
 
 
 def _shortened(
-    traffic: netmoe.Traffic, start_I: Ints, places_D: Ints, channels: Channels, attention: Attention
-) -> tuple[float, Ints]:
-    """The time and homes that moves and swaps reach from a start."""
+    traffic: netmoe.Traffic, starts_SI: Ints, places_D: Ints, channels: Channels, attention: Attention
+) -> Ints:
+    """The homes that moves and swaps reach from starts."""
     from ..netmoe.swaps import Held, shorten
 
-    home_I, size = start_I.copy(), channels.cluster.num_devices
+    size = channels.cluster.num_devices
     held = Held(
         np.append(attention.cost, 0.0),
         np.append(attention.kind, -1),
@@ -134,7 +133,7 @@ def _shortened(
         attention.room(size),
     )
     group, alpha_C, beta_C = channels.cluster.devices_per_node, channels.alpha, channels.beta
-    return shorten(rows_of(traffic), home_I, group, alpha_C, beta_C, held), home_I
+    return shorten(rows_of(traffic), starts_SI, group, alpha_C, beta_C, held)[1]
 
 
 def _even(units: Ints, pairs: NDArray[np.integer], devices_per_node: int) -> Ints:

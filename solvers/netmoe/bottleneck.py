@@ -67,7 +67,7 @@ class Channels:
 
 
 def refine(traffic: Traffic, device_of_sample: Ints, capacity: Ints, channels: Channels) -> Ints:
-    """Homes `[I]` of a shorter time: moved to free places and swapped, while the best of these gains.
+    """Homes `[I]` of a shorter time: moved to free places and swapped, while the best of these gains, then kicked.
 
     Parameters
     ----------
@@ -78,10 +78,10 @@ def refine(traffic: Traffic, device_of_sample: Ints, capacity: Ints, channels: C
     """
     from .swaps import Held, shorten
 
-    device_I, none = device_of_sample.copy(), np.zeros(len(device_of_sample) + 1, np.int64)
+    none = np.zeros(len(device_of_sample) + 1, np.int64)
     held = Held(none.astype(np.float64), none, none, 0.0, False, capacity.astype(np.int64), 0)
-    shorten(rows_of(traffic), device_I, channels.cluster.devices_per_node, channels.alpha, channels.beta, held)
-    return device_I
+    group, alpha_C, beta_C = channels.cluster.devices_per_node, channels.alpha, channels.beta
+    return shorten(rows_of(traffic), device_of_sample[None].copy(), group, alpha_C, beta_C, held)[1]
 
 
 def rows_of(traffic: Traffic) -> Floats:

@@ -87,10 +87,18 @@ def _bound(one: Naive, attention: Attention, channels: Channels) -> float:
     if not attention.follows:
         return start + least(cost_ID, room)
     costs_I = np.array([_cost(law, *map(int, pair)) for pair in zip(attention.tokens, attention.contexts, strict=True)])
-    if law.batches == "padded" and not device_D.any():
-        return start + law.call_s + least(cost_ID, room) + _padded(costs_I, size, room)
-    start += law.call_s + (1 - float(device_D.sum())) * float(costs_I.max())
+    alone = (_padded if law.batches == "padded" else _packed)(costs_I, size, room)
+    start += law.call_s + (1 - float(device_D.sum())) * alone
     return start + least(cost_ID + costs_I[:, None] * device_D, room)
+
+
+def _packed(costs_I: Floats, size: int, room: int) -> float:
+    """Cost that some device holds at least: several of the longest samples, and what the others have no room for."""
+    rising, fewest, most = sorted(costs_I.tolist()), len(costs_I) - (size - 1) * room, 0.0
+    for several in range(1, (len(rising) - 1) // size + 2):
+        longest = rising[len(rising) - (several - 1) * size - 1 :]  # by pigeonhole, that many of these meet
+        most = max(most, sum(longest[:several]) + sum(rising[: max(fewest - several, 0)]))
+    return most
 
 
 def _padded(costs_I: Floats, size: int, room: int) -> float:

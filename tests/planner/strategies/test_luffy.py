@@ -120,7 +120,7 @@ def test_without_attention_or_links_it_is_netmoe(counts: Any, profile: Path, mak
         ("options.sample_policy.over_netmoe", None, "no over_dealt or over_netmoe"),
         ("outcome.sample_policy.bound_kind", "exact", "bound exact; expected min layer_s"),
         ("outcome.sample_policy.objective.value", lambda value: 1.001 * value, "objective: the plan says|gap"),
-        ("outcome.sample_policy.bound", lambda bound: 1.01 * bound, "bound: the plan says|gap"),
+        ("outcome.sample_policy.bound", lambda bound: 1.001 * bound, "bound: the plan says|gap"),
     ],
 )
 def test_another_claim_is_refused(

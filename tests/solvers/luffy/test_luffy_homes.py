@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from moeplan.profilers.cluster import Cluster, Link
 from moeplan.solvers import luffy, netmoe
 from moeplan.solvers.luffy import bound
-from moeplan.solvers.luffy.bound import least_seconds, padded_optimum
+from moeplan.solvers.luffy.bound import least_attention, least_seconds, padded_optimum
 from moeplan.solvers.luffy.growth import growth
 from moeplan.solvers.luffy.rehoming import _even
 from moeplan.solvers.netmoe.bottleneck import Channels, rows_of
-from moeplan.solvers.netmoe.swaps import Held, _exchange, _placed, _state, _time, shorten
+from moeplan.solvers.netmoe.swaps import PAIRS, Held, _descended, _exchange, _kicked, _placed, _state, _time, shorten
 from tests.builders import known
 from tests.solvers.builders import Array, naive_loads
 
@@ -186,15 +186,79 @@ def test_the_time_of_moves_and_swaps_is_that_of_their_homes(step: Step, seed: in
     size, attention, channels = step.cluster.num_devices, step.attention, Channels.of(step.cluster, BYTES)
     slots = np.repeat(np.arange(size), step.places)
     before = np.random.default_rng(seed).permutation(slots)[: len(step.copies)]
-    after = before.copy()
     rows, group, held = rows_of(step.traffic), step.cluster.devices_per_node, held_of(step)
-    time = shorten(rows, after, group, channels.alpha, channels.beta, held)
+    time, after = shorten(rows, before[None].copy(), group, channels.alpha, channels.beta, held)
     assert time == pytest.approx(naive_seconds(step, after), abs=1e-11)
     assert naive_seconds(step, after) <= naive_seconds(step, before) * (1 + 1e-9) + 1e-11
     assert allowed(step, after)
     room = attention.room(size)
     kept = zip(naive_tokens(step, after), naive_tokens(step, before), strict=True)
     assert all(now <= max(room, max(naive_tokens(step, before))) for now, _ in kept)
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps(largest=12), st.integers(0, 2**32))
+def test_kicks_never_lengthen_the_best_descent_and_are_the_same_again(step: Step, seed: int) -> None:
+    channels, held, rows = Channels.of(step.cluster, BYTES), held_of(step), rows_of(step.traffic)
+    problem = step.cluster.devices_per_node, channels.alpha, channels.beta, held
+    slots = np.repeat(np.arange(step.cluster.num_devices), step.places)
+    rng = np.random.default_rng(seed)
+    starts = np.array([rng.permutation(slots)[: len(step.copies)] for _ in range(2)])
+    before, state = starts.copy(), _state(rows, starts[0], *problem)
+    descents = [_descended(state, device, _placed(state, device)) for device in starts.copy()]
+    (time, home), (again, homes) = (shorten(rows, starts, *problem) for _ in range(2))
+    assert time <= min(descents)
+    assert (time, home.tolist(), starts.tolist()) == (again, homes.tolist(), before.tolist())
+
+
+def test_kicks_reach_the_least_of_all_homes_more_often_than_descents_do() -> None:
+    cluster, rng, kicked, descended = Cluster(2, 2, LINKS), np.random.default_rng(0), 0, 0
+    for _ in range(30):
+        tokens = rng.integers(1, 600, 7)
+        copies = rng.integers(0, 2 * tokens[:, None] + 1, (7, 4))
+        step = Step(copies, None, luffy.Attention(luffy.Law(0.0, 71e-9, 1e-10), tokens, tokens**2), cluster)
+        channels, start = Channels.of(cluster, BYTES), np.arange(7) % 4
+        problem = 2, channels.alpha, channels.beta, held_of(step)
+        state, rows = _state(rows_of(step.traffic), start, *problem), rows_of(step.traffic)
+        least = min(naive_seconds(step, home) for home in all_homes(step)) * (1 + 1e-9)
+        descended += _descended(state, start.copy(), _placed(state, start)) <= least
+        kicked += shorten(rows, start[None].copy(), *problem)[0] <= least
+    assert kicked > descended
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps(largest=12), st.integers(1, 2**31 - 1), st.integers(0, 2**32))
+def test_a_kick_keeps_numbers_and_the_room_and_counts_what_it_leaves(step: Step, drawn: int, seed: int) -> None:
+    channels, held, size = Channels.of(step.cluster, BYTES), held_of(step), step.cluster.num_devices
+    slots = np.repeat(np.arange(size), step.places)
+    device = np.random.default_rng(seed).permutation(slots)[: len(step.copies)]
+    state = _state(rows_of(step.traffic), device, step.cluster.devices_per_node, channels.alpha, channels.beta, held)
+    before, full = device.copy(), np.maximum(naive_tokens(step, device), step.attention.room(size))
+    _placed(state, device)
+    time, _ = _kicked(state, device, drawn)
+    assert time == pytest.approx(naive_seconds(step, device), abs=1e-11)
+    assert np.bincount(device, minlength=size).tolist() == np.bincount(before, minlength=size).tolist()
+    assert (device != before).sum() <= 2 * PAIRS
+    assert (naive_tokens(step, device) <= full).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps(largest=5))
+def test_the_least_attention_is_no_more_than_that_of_any_homes(step: Step) -> None:
+    call_s = step.attention.call_s
+    least = min(naive_attention(step, home) for home in all_homes(step))
+    assert least_attention(step.attention, step.places) + call_s <= least * (1 + 1e-9) + 1e-11
+
+
+@pytest.mark.parametrize(
+    ("costs", "free", "least"), [([9, 5, 4, 2], False, 11), ([5, 5, 4], True, 9), ([9, 1], True, 9)]
+)
+def test_the_longest_sample_shares_its_device_where_places_or_devices_are_few(
+    costs: list[int], free: bool, least: int
+) -> None:
+    law = luffy.Law(0.0, 2.0**-40, 0.0, numbers="free" if free else "equal")
+    attention = luffy.Attention(law, np.array(costs), np.zeros(len(costs), np.int64))
+    assert least_attention(attention, attention.places(2)) == least * 2.0**-40
 
 
 @settings(max_examples=60, deadline=None)
