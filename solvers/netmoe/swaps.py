@@ -124,7 +124,7 @@ def shorten(rows: Floats, starts: Ints, group: int, alpha: Floats, beta: Floats,
     with G devices a node, O(X G). A step taken costs O(X (I K + D)).
 
     A kick swaps random pairs of the best homes' samples where the room allows it, and descends again. One costs about
-    half a start's descent. Its numbers are those of one seed: every rank draws the same.
+    a start's descent. Its numbers are those of one seed: every rank draws the same.
     """
     state, drawn = _state(rows, starts[0], group, alpha, beta, held), 1
     best, least = starts[0].copy(), np.inf
