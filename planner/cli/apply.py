@@ -199,7 +199,8 @@ def _written(plan: "Plan", exported: "Exported", engine: str, output: Path) -> t
     placement = plan.placement
     if rule is not None and placement is not None and placement.has_replicas:
         judged_by, judge = placement.replica_rule, f"moeplan compare PLAN --replica-rule {rule}"
-        judged = "" if rule == judged_by else f", and the plan was judged by {judged_by}: {judge} replays it"
+        row = " (the row at degree 1)" if plan.decisions.pipeline and "pipeline" not in ENGINES[engine].carries else ""
+        judged = "" if rule == judged_by else f", and the plan was judged by {judged_by}: {judge} replays it{row}"
         lines.append(f"replicas  chosen by the rule {rule}{judged}")
         lines += [f"balance   {split}"] if (split := split_words(plan)) else []
     lines += [f"note      {condition}" for condition in conditions]

@@ -109,13 +109,14 @@ def _write_plan(request: "Request", path: Path, *, verbose: bool, as_json: bool)
     from ..solve import make
 
     check_target(path)
+    replaced = path.exists()
     with progress() as say:
         solved = make(request, on_progress=say)
     solved.save(path)
     if as_json:
         print_json({"plan": str(path)} | solved.plan.model_dump(mode="json", exclude={"decisions"}))
     else:
-        solve_report(solved.plan, path, console(), verbose=verbose)
+        solve_report(solved.plan, path, console(), replaced=replaced, verbose=verbose)
     if solved.interrupted:
         end_interrupted(f"{path} holds the best found until then")
 

@@ -27,9 +27,10 @@ DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SECONDS = [spec.name for spec in METRICS.values() if spec.unit == "seconds"]
 
 
-def solve_report(plan: Plan, path: Path, console: Console, *, verbose: bool = False) -> None:
-    """Print a plan that was just solved, its file, and the next command."""
-    wrote = Text.of(f"wrote {path}    next: {after_solve(plan, path)}")
+def solve_report(plan: Plan, path: Path, console: Console, *, replaced: bool = False, verbose: bool = False) -> None:
+    """Print a plan that was just solved, its file, which may have `replaced` another, and the next command."""
+    earlier = ", replacing an earlier file" if replaced else ""
+    wrote = Text.of(f"wrote {path}{earlier}    next: {after_solve(plan, path)}")
     to_console([*plan_sections(plan, console.width), Section("", (wrote,))], console, verbose=verbose)
 
 

@@ -25,6 +25,15 @@ def test_what_was_weighed_of_counts_is_drawn(moeplan: Any, tmp_path: Path) -> No
     assert "redundant experts per layer" in unpacked(tmp_path / "weighed.html")[1]
 
 
+def test_a_plan_that_replaces_a_file_says_so(moeplan: Any, tmp_path: Path) -> None:
+    tallied(tmp_path / "traces")
+    solve = ("solve", "--strategy", "eplb", "--cluster", "2x2")
+    first, second = (moeplan(*solve, cwd=tmp_path).stdout for _ in range(2))
+    assert "wrote plan.json" in first
+    assert "replacing" not in first
+    assert "wrote plan.json, replacing an earlier file" in second
+
+
 @pytest.fixture(scope="module")
 def piped(fresh_moeplan: Any, make_trace: Any, make_profile: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a trace, a profile, a base and a pipelined plan on it."""
