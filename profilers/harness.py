@@ -20,7 +20,7 @@ from ..files import sha256_json
 from .cases.case import Case
 from .measurement import PAIR, Measurement, Size
 from .origin import Environment, GridName
-from .sampling import Clock, clock_for, sample, slowest
+from .sampling import Clock, clock_for, sample, slowest, timed
 from .series import LinkKind, series_key
 from .stopwatch import stopwatch
 from .topology import numbered
@@ -131,7 +131,7 @@ class _Call:
 class Interleaved:
     """The sizes of a request, timed one call each between other work: load that comes and goes hits both alike.
 
-    What has laps is timed by them, as that work is.
+    A case with laps (`stopwatch`) counts their sum, of each the slowest rank's; any other the whole call.
     """
 
     def __init__(self, world: World, request: Request) -> None:
@@ -141,11 +141,9 @@ class Interleaved:
     def once(self) -> None:
         """Time one call of each size, the slowest rank's."""
         for call, samples_s in self._timed:
-            self._clock.flush()
-            slowest([0.0])
             with stopwatch() as laps:
-                whole_s = self._clock.time(call)
-            samples_s.append(sum(slowest([*chain(*laps.values())] or [whole_s])))
+                whole_s = timed(self._clock, call, 1)
+            samples_s.append(sum(slowest([*chain(*laps.values())] or whole_s)))
 
     def reports(self) -> Iterator[Start | Step]:
         """Reports of rank 0, of all calls together."""

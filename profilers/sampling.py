@@ -91,7 +91,7 @@ def sample(clock: Clock, call: Callable[[], Any], budget_s: float) -> list[float
     samples: list[float] = []
     more = 1
     while more > 0:
-        *batch, elapsed_s = slowest([*_timed(clock, call, more), time.perf_counter() - start])
+        *batch, elapsed_s = slowest([*timed(clock, call, more), time.perf_counter() - start])
         samples += batch
         more = 0 if relative_width(samples) <= NARROW else _more(len(samples), elapsed_s, budget_s)
     return samples
@@ -108,7 +108,7 @@ def slowest(seconds: Sequence[float]) -> list[float]:
     return slowest_s
 
 
-def _timed(clock: Clock, call: Callable[[], Any], repeats: int) -> list[float]:
+def timed(clock: Clock, call: Callable[[], Any], repeats: int) -> list[float]:
     """Seconds of each call on this rank."""
     samples = []
     for _ in range(repeats):

@@ -7,9 +7,6 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Literal
 
-import torch
-import torch.distributed as dist
-
 Part = Literal["dispatch", "experts", "combine"]
 Laps = dict[Part, list[float]]  # seconds, in the order they passed
 
@@ -42,6 +39,8 @@ def lap(part: Part) -> AbstractContextManager[bool]:
 
 @contextlib.contextmanager
 def _lap(laps: Laps, part: Part) -> Iterator[bool]:
+    import torch.distributed as dist
+
     _settle()
     dist.barrier()
     start = time.perf_counter()
@@ -52,5 +51,7 @@ def _lap(laps: Laps, part: Part) -> Iterator[bool]:
 
 def _settle() -> None:
     """Wait until this rank's device has computed everything."""
+    import torch
+
     if torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -194,8 +194,8 @@ def _written(plan: "Plan", exported: "Exported", engine: str, output: Path) -> t
     if doubt(plan):
         lines.append(f"verdict   {answer(plan)}")
     if judged_for(plan) == "training" and not ENGINES[engine].trains:
-        serves = f"note      judged for training; {engine} serves"
-        lines.append(f"{serves}: moeplan solve --for serving --engine {engine} plans for it")
+        plans_for_it = f"moeplan solve --for serving --engine {engine} plans for it"
+        lines.append(f"note      judged for training; {engine} serves: {plans_for_it}")
     placement = plan.placement
     if rule is not None and placement is not None and placement.has_replicas:
         judged_by, judge = placement.replica_rule, f"moeplan compare PLAN --replica-rule {rule}"

@@ -279,7 +279,7 @@ def _run_rank(world: World, job: Job) -> RankResult:
 
 
 def _keep_memory() -> None:
-    """Let this process keep what it frees, and have some: a virtual machine's first touch of a page can take 10 us."""
+    """Let this process keep what it frees, and have some: a virtual machine's first touch of a page is slow."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # glibc's
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)

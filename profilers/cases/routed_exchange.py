@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..measurement import Size
+from ..stopwatch import lap
 from ..world import World
 from .case import Collective
 from .routing import popularity_DE
@@ -94,8 +95,7 @@ class RoutedExchange(Collective):
         import torch
         import torch.distributed as dist
 
-        from ..stopwatch import lap
-
+        # Laps end where the runtime's do (`trip.py`, `migrating.py`): each begins with a barrier.
         with lap("dispatch"):
             heard_D = torch.empty_like(inputs.counts)
             dist.all_to_all_single(heard_D, inputs.counts, group=inputs.group)

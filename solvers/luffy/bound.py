@@ -46,10 +46,15 @@ def least_seconds(traffic: Traffic, attention: Attention | None, places: Ints, c
     with A_0 the least attention that any homes take on their own (`least_attention`). The first call of some device
     comes on top. Duals w >= 0 of the ports, which sum to 1 in each exchange, and v >= 0 of the devices, which sum to 1
     with that of A_0, prove a bound on their own: at any such weights no homes take less than the cheapest ones at the
-    prices that the weights set, one transportation. Padded samples take no less than packed ones.
+    prices that the weights set, one transportation. Padded samples take no less than packed ones. With v = 0 attention
+    counts A_0, which proves more where there are no duals.
     """
-    duals = _duals(traffic, attention, places, channels)
-    return Bound(_proven(traffic, attention, places, channels, *duals), *duals)
+    port_weights, devices = _duals(traffic, attention, places, channels)
+    bounds = [
+        Bound(_proven(traffic, attention, places, channels, port_weights, weights), port_weights, weights)
+        for weights in (devices, np.zeros_like(devices))
+    ]
+    return max(bounds, key=lambda bound: bound.seconds)
 
 
 def least_attention(attention: Attention, places: Ints) -> float:

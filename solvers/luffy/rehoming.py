@@ -40,7 +40,8 @@ def rehome(
     Parameters
     ----------
     method
-        "joint": moves and swaps until none shortens attention and exchanges together; "paper": Algorithm 1, corrected.
+        "joint": moves and swaps until none shortens attention and exchanges together, then kicks; "paper": Algorithm 1,
+        corrected.
     attention
         That of the samples at their new homes.
 
@@ -49,7 +50,7 @@ def rehome(
     Notes
     -----
     "joint" starts from NetMoE's even homes, and from homes that balance attention alone (the padded optimum where
-    batches are padded, else dealt by cost); the better end counts, of
+    batches are padded, else dealt by cost); the better end is kicked, and the best counts, of
 
         t = max_d A_d + sum over exchanges of their busiest port's seconds                                          (1)
     """

@@ -19,7 +19,7 @@ LEAST_GAIN = 1e-9  # relatively; less is rounding
 ROUNDING = 1e-12  # relatively; of one candidate's time
 MAX_SWEEPS = 8
 WATCHED = 4  # ports of an exchange: with more, few more candidates are ruled out
-KICKS, PAIRS = 6, 2  # as many kicks as 4 ms leave room for at 32 samples on 8 devices, and 10 ms at 64 on 16
+KICKS, PAIRS = 6, 2  # of a search; a kick costs about a descent
 
 
 class Held(NamedTuple):

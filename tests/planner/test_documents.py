@@ -21,7 +21,7 @@ from moeplan.planner.document import GAP, Column, Table, drawn, packed, write_pa
 from moeplan.planner.evaluate.metrics import METRICS
 from moeplan.planner.figures import TimeUnit, change_text, megabytes
 from moeplan.planner.options import EvaluationOptions, SecondsOptions
-from moeplan.planner.report.answer import answer, carried, doubt, gain_words, split_words
+from moeplan.planner.report.answer import _reach, answer, carried, doubt, gain_words, split_words
 from moeplan.planner.report.plan import show_report
 from moeplan.planner.report.remarks import by_size, doubts, scaled_up
 from moeplan.planner.strategies.auto.options import AutoOptions, Tried
@@ -109,6 +109,22 @@ def test_samples_of_an_incomplete_last_step_are_not_counted_as_judged(make_trace
     judging = plan.evaluation.judging
     assert judging.num_samples == 8 * judging.num_steps + judging.dropped_samples > 8 * judging.num_steps
     assert f"on {8 * judging.num_steps} unseen samples ({judging.num_steps} step" in answer(plan)
+
+
+def test_the_answer_names_the_sizes_at_which_a_plan_that_pays_surely_loses() -> None:
+    def sized(tokens: float, low: float, high: float) -> SizedGain:
+        return SizedGain(tokens_per_step=tokens, share=Metric(value=(low + high) / 2, low=low, high=high))
+
+    judging, sizes = part("balance", 1.0, 2.0), (sized(64, -0.9, -0.5), sized(256, -0.9, 0.1), sized(1024, 0.3, 0.5))
+
+    def reach(value: Any) -> str:
+        gain = Metric(value=1.0, low=0.5, high=2.0)
+        verdict = Verdict(value=value, metric="balance", against="x", gain=gain, sizes=sizes)
+        plan: Any = SimpleNamespace(verdict=verdict, options={})
+        return _reach(plan, judging)
+
+    assert reach("benefit") == "; a loss at 64"
+    assert "loss" not in reach("none"), "it is no benefit anyway"
 
 
 def test_the_answer_says_which_parts_are_mostly_extrapolated_and_when_a_step_is_scaled_up(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ....runtime.decisions import PipelineDecision
+from ....runtime.decisions import PipelineDecision, SamplePolicyDecision
 from ....runtime.exports import ENGINES, unserved
 from ....runtime.plan import Part, Plan
 from ....solvers.outcome import Status
@@ -68,7 +68,8 @@ def table(plan: Plan, part: Part) -> Table:
 def _smaller(candidates: Sequence[Tried], metric: str) -> list[str]:
     """The names of candidates judged on smaller steps than others: those whose samples move are not scaled up."""
     least = max(candidate.today[metric] for candidate in candidates) * (1 - MATTERS)
-    return [candidate.name for candidate in candidates if candidate.today[metric] < least]
+    moving = (candidate for candidate in candidates if SamplePolicyDecision.key in candidate.decisions)
+    return [candidate.name for candidate in moving if candidate.today[metric] < least]
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
@@ -80,13 +81,13 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     if options.status is not Status.FEASIBLE:
         yield f"{ENDED[options.status]}: the best found until then; what was not tried, or not judged, is left out"
     first = max((best, *options.listed), key=lambda candidate: candidate.share.value)
-    if first is not best and (reason := _why(first, options)):
-        yield f"not chosen: {first.name}, {reason}"
+    if first is not best:
+        yield f"not chosen: {first.name}, {_why(first, options)}"
     yield from _carried(options, plan.model, training=EvaluationOptions.of(plan).use == "training")
     yield from _added(options, plan, part)
     for candidate in options.listed:
-        other = len(candidate.parts) == 1 and candidate.parts[0] not in best.parts and candidate is not first
-        if other and (reason := _why(candidate, options)):
+        left_out = len(candidate.parts) == 1 and candidate.parts[0] not in best.parts and candidate is not first
+        if left_out and (reason := _why(candidate, options)):
             yield f"not worth it: {candidate.name}, {reason}"
     alike = dict[str, list[str]]()
     for name, reason in options.refused.items():
@@ -138,7 +139,7 @@ def _carried(options: AutoOptions, model: ModelSpec, *, training: bool) -> Itera
         for name in candidate.engines if candidate.inner >= MATTERS else ():
             carried.setdefault(name, candidate)
     listed = "; ".join(
-        f"{name}: {candidate.name}, about {-100 * candidate.share.value:+.0f} %"  # solved for it, a little different
+        f"{name}: {candidate.name}, about {-100 * candidate.share.value:+z.0f} %"  # solved for it, a little different
         for name, candidate in carried.items()
         if name in able
     )

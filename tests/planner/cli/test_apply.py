@@ -11,7 +11,7 @@ import pytest
 from moeplan.planner.cli.apply import apply
 from moeplan.planner.cli.commands import group
 from moeplan.runtime.exports import ENGINES
-from moeplan.runtime.plan import Metric, Verdict, save
+from moeplan.runtime.plan import Metric, Verdict, load, save
 from tests.planner.makers import edited, planned
 from tests.runtime.checkpoints.made_checkpoints import (
     assert_same,
@@ -230,6 +230,10 @@ def test_a_plan_without_verdict_or_interval_is_applied_with_a_warning(
     assert "not judged: the plan holds no figures" in moeplan("apply", "bare.json", cwd=home).stdout
     written = moeplan("apply", "bare.json", "--engine", "vllm", "-o", "bare", cwd=home).stdout
     assert "verdict   not judged" in written
+    trained = edited(load(home / "bare.json"), "options.evaluation.use", "training")
+    save(trained, home / "trained.json")
+    written = moeplan("apply", "trained.json", "--engine", "vllm", "-o", "trained", cwd=home).stdout
+    assert "judged for training; vllm serves: moeplan solve --for serving --engine vllm" in " ".join(written.split())
 
 
 @pytest.mark.parametrize("command", ["apply", "validate"])

@@ -448,7 +448,7 @@ def test_rows_of_steps_that_are_not_scaled_up_are_named(plan: Any) -> None:
     """They stand beside rows of a step that may be many times as large."""
     best, *_ = auto_of(plan).tried
     quarter = {name: figure / 4 for name, figure in best.today.items()}
-    small = best.model_copy(update={"parts": ("luffy",), "today": quarter})
+    small = best.model_copy(update={"parts": ("luffy",), "decisions": ("sample_policy",), "today": quarter})
     assert sections._smaller((best, small), "step_s") == ["luffy"]
     assert sections._smaller((small, small), "step_s") == []
 

@@ -160,6 +160,8 @@ def test_a_programme_too_large_leaves_a_bound_that_equal_weights_prove(step: Ste
         patch.setattr(bound, "MOST_CELLS", 0)
         found = least_seconds(step.traffic, step.attention, step.places, Channels.of(step.cluster, BYTES))
     assert len({*found.port_weights.ravel().tolist()}) == 1
+    alone = least_attention(step.attention, step.places) + step.attention.call_s
+    assert found.seconds >= alone * (1 - 1e-9), "attention counts as much as it takes alone"
     assert 0 < found.seconds <= rehome(step, bounded=False).dealt[0].objective.value * (1 + 1e-9) + 1e-11
 
 
