@@ -119,7 +119,7 @@ def test_the_answer_names_the_sizes_at_which_a_plan_that_pays_surely_loses() -> 
 
     def reach(value: Any) -> str:
         gain = Metric(value=1.0, low=0.5, high=2.0)
-        verdict = Verdict(value=value, metric="balance", against="x", gain=gain, sizes=sizes)
+        verdict = Verdict(value=value, metric="balance", against="x", gain=gain, at_least=0.0, sizes=sizes)
         plan: Any = SimpleNamespace(verdict=verdict, options={})
         return _reach(plan, judging)
 

@@ -15,7 +15,7 @@ Ended = Literal[Status.FEASIBLE, Status.TIME_LIMIT, Status.INTERRUPTED]
 
 
 class Tried(Record):
-    """A candidate of auto, and its figures where plans are judged: the chosen one and those it stands on solved anew."""
+    """A candidate of auto with its figures where plans are judged; the chosen one as solved anew."""
 
     parts: tuple[str, ...] = Field(min_length=1)  #: Its parts by name, in the order they were decided
     decisions: tuple[str, ...]  #: What it decides
