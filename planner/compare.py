@@ -1,6 +1,7 @@
 """Comparison of plans on any trace of their model: side by side, each against today and against the first."""
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -175,7 +176,7 @@ def compare(
     MismatchError
         The trace is of another model than a plan.
     """
-    loaded = load_plans(plans)
+    loaded = load_plans(plans, replica_rule)
     cluster, first = common_cluster(loaded, profile), loaded[0].plan
     on_progress("reading the trace")
     source = open_any(trace)
@@ -206,7 +207,7 @@ def compare(
         padded=any(pads_in(plan.plan) for plan in loaded),
     )
     on_progress("replaying the trace under the plans and what they are held against")
-    contenders = _contenders(loaded, replica_rule)
+    contenders = _contenders(loaded)
     evaluated = evaluate(scene, contenders, between=between)
     sizes = {contender.label: copy_bytes(scene.model, contender.journey.wire) for contender in contenders}
     return Comparison(
@@ -224,7 +225,7 @@ def compare(
         seconds=evaluated.seconds,
         copy_bytes={label: size for label, size in sizes.items() if size is not None},
         replica_rule=replica_rule,
-        bounds=_bounds(loaded, replica_rule, scene),
+        bounds=_bounds(loaded, scene),
         between=evaluated.between,
     )
 
@@ -247,13 +248,16 @@ def _steps(
     return use_of(index.phases, size, purpose, whole=whole), size
 
 
-def _contenders(plans: Sequence[LoadedPlan], rule: ReplayRule | None) -> list[Contender]:
-    """Every contender once, the plans first, replicas chosen by a rule of an engine where there is one."""
+def _contenders(plans: Sequence[LoadedPlan]) -> list[Contender]:
+    """Every contender once, the plans first; slots alone by their rule where plans choose replicas by several."""
     own, beside = [plan.contender for plan in plans], [baseline for plan in plans for baseline in plan.beside]
     if ambiguous := {contender.label for contender in own} & {contender.label for contender in beside}:
         raise UsageError(f"{min(ambiguous)}: a plan by the name of what plans are held against; rename the plan's file")
-    rows = distinct([*own, *beside])
-    return rows if rule is None else [one.named(one.name, replica_rule=rule) for one in rows]
+    rules = defaultdict[str, set[str]](set)
+    for one in beside:
+        rules[one.label].add(one.journey.rule)
+    named = (one.named(f"{one.name}, {one.journey.rule}") if len(rules[one.label]) > 1 else one for one in beside)
+    return distinct([*own, *named])
 
 
 def _check(
@@ -288,12 +292,9 @@ def _check(
         )
 
 
-def _bounds(plans: Sequence[LoadedPlan], rule: ReplayRule | None, scene: Scene) -> dict[str, list[SplitBound]]:
+def _bounds(plans: Sequence[LoadedPlan], scene: Scene) -> dict[str, list[SplitBound]]:
     """Bounds of the plans whose steps are split exactly, by label."""
-    contenders = [
-        plan.contender.named(plan.path, replica_rule=rule or plan.contender.journey.replica_rule) for plan in plans
-    ]
-    stay = [contender for contender in contenders if contender.journey.following is None]
+    stay = [contender for plan in plans if (contender := plan.contender).journey.following is None]
     split = [
         contender
         for contender in stay

@@ -16,6 +16,7 @@ from ..profilers.cluster import Cluster
 from ..profilers.profile import load as load_profile
 from ..runtime.plan import Plan, load
 from ..solvers.arrays import Bools
+from ..solvers.replicas import ReplayRule
 from ..traces.count_form import CountTrace
 from ..traces.model import ModelSpec
 from ..traces.reader import Trace
@@ -38,6 +39,7 @@ class LoadedPlan:
 
     path: str
     plan: Plan
+    replica_rule: ReplayRule | None = None  #: Which replica a token uses; None: as the plan was judged
 
     @property
     def moves_samples(self) -> bool:
@@ -54,9 +56,13 @@ class LoadedPlan:
     def contender(self) -> Contender:
         """The plan under its path; errors as of `journey_of`."""
         try:
-            return Contender(self.path, journey_of(self.plan, lambda file: file.read(Path(self.path).parent)))
+            journey = journey_of(self.plan, lambda file: file.read(Path(self.path).parent))
         except (UsageError, InputError) as error:
             raise type(error)(f"{self.path}: {error}") from error
+        if self.replica_rule is not None:
+            return Contender(self.path, replace(journey, replica_rule=self.replica_rule))
+        rule = EvaluationOptions.of(self.plan).engine_rule if EvaluationOptions.key in self.plan.options else None
+        return Contender(self.path, journey).served(rule)
 
     @cached_property
     def beside(self) -> list[Contender]:
@@ -65,7 +71,9 @@ class LoadedPlan:
         """
         contender, model, cluster = self.contender, self.plan.model, self.plan.cluster
         slots_D = contender.journey.placement.slots
-        usual, in_slots = today(model, cluster, slots_D), contiguous_in(slots_D, model, cluster)
+        usual = today(model, cluster, slots_D)
+        own_rule = contender.journey.rule if self.replica_rule is None else "even"  # else it is the same in all rows
+        in_slots = contiguous_in(slots_D, model, cluster, own_rule).served(self.replica_rule)
         rows = [in_slots.wired(contender.journey.wire)]
         if contender.journey.wire is not None:
             rows.append(contender.named(f"{self.path}, exact rows", wire=None))
@@ -118,12 +126,12 @@ class LoadedPlan:
         return ~index.fitted(seed=split.seed, fraction=split.fit_fraction, unit=options.unit)
 
 
-def load_plans(paths: Sequence[str | os.PathLike[str]]) -> list[LoadedPlan]:
-    """The plans in these files, one or more, each once; else UsageError."""
+def load_plans(paths: Sequence[str | os.PathLike[str]], rule: ReplayRule | None = None) -> list[LoadedPlan]:
+    """The plans in these files, one or more, each once, else UsageError; their replicas chosen by a rule if given."""
     names = [str(path) for path in paths]
     if not names or len(set(names)) < len(names):
         raise UsageError(f"plans {', '.join(names)[:200] or 'none'}; expected one or more, each once")
-    return [LoadedPlan(name, load(name)) for name in names]
+    return [LoadedPlan(name, load(name), rule) for name in names]
 
 
 def common_cluster(plans: Sequence[LoadedPlan], profile: str | os.PathLike[str] | None) -> Cluster:

@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError, model_validator
 from ..errors import InputError
 from ..runtime.decisions import Degree, PipelineDecision, Record
 from ..runtime.plan import Plan
+from ..solvers.replicas import ReplayRule
 from .evaluate.step_size import FIELDS, StepSize, Use, size_of
 
 MAX_SECONDS = 1e12  # of one figure: sums over all chunks of a layer stay finite
@@ -86,6 +87,7 @@ class EvaluationOptions(Options):
     as_prompts: bool = False  #: Whether decoded tokens stand for those of prompts
     home: Literal["source_rank", "ordinal", "none"]
     step: Literal["recorded", "derived"]
+    engine_rule: ReplayRule | None = None  #: How an engine chooses among replicas; None: as a plan says
 
     @model_validator(mode="after")
     def _of_one_size(self) -> Self:

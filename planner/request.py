@@ -13,9 +13,10 @@ from .params import Flag, Params, choices, flags_of, option_of
 from .strategies.registry import STRATEGIES
 
 Phase = Literal["prefill", "decode", "train"]
-# As `runtime.decisions` and `runtime.wire` have them, which load numpy.
+# As `runtime.decisions`, `runtime.wire` and `solvers.replicas` have them, which load numpy.
 Dispatch = Literal["standard", "coherent", "migrating"]
 Wire = Literal["fp8"]
+ReplayRule = Literal["even", "nearest", "static", "round_robin", "quota", "lp"]
 
 MAX_DEVICES = 4096
 USUAL = "auto"  # the strategy where none is asked for
@@ -37,6 +38,7 @@ class Request:
     previous: Path | None = None  #: The plan in force that this one replaces
     dispatch_model: Dispatch | None = None  #: None: the strategy's own
     wire: Wire | None = None  #: The form in which hidden vectors travel; None: the base's
+    engine_rule: ReplayRule | None = None  #: How an engine chooses among replicas; None: as a plan says
     phases: tuple[Phase, ...] = ()  #: Only tokens of these phases count; empty: all
     fit_fraction: float | None = None  #: The share of samples to fit on; None: half of them, or all of one alone
     purpose: Literal["serving", "training"] | None = None  #: What the plan is for; None: as the trace's phases say

@@ -134,7 +134,8 @@ def plan_and_today(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> lis
         return file.read(task.request.on.parent)
 
     journey = task.strategy.journey_of_plan(task, plan, journey_of(plan, read))
-    return [Contender("plan", journey), today(plan.model, plan.cluster, journey.placement.slots)]
+    usual = today(plan.model, plan.cluster, journey.placement.slots)
+    return [Contender("plan", journey).served(task.engine_rule), usual]
 
 
 def contenders(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> list[Contender]:
@@ -148,7 +149,8 @@ def contenders(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> list[Co
     if (wire := journey.wire) is not None:
         rows += [usual.wired(wire), planned.named(EXACTLY, wire=None)]
         rivals = [rival if rival.journey.wire else rival.wired(wire) for rival in rivals]
-    rows += [contiguous_in(journey.placement.slots, plan.model, plan.cluster).wired(wire), *rivals]
+    in_slots = contiguous_in(journey.placement.slots, plan.model, plan.cluster, journey.rule)
+    rows += [in_slots.wired(wire), *(rival.served(task.engine_rule) for rival in rivals)]
     return distinct(rows)
 
 

@@ -18,6 +18,7 @@ from ..runtime.plan import Plan
 from ..runtime.wire import Wire
 from ..solvers.arrays import Bools, Ints
 from ..solvers.placement import Placement, slots_for
+from ..solvers.replicas import ReplayRule
 from ..traces.count_form import CountTrace, open_any
 from ..traces.counts import Counts
 from ..traces.model import ModelSpec
@@ -70,6 +71,11 @@ class Task:
     def wire(self) -> Wire | None:
         """The form in which hidden vectors travel: as asked for, else that of the base or of the plan in force."""
         return self.request.wire or next((plan.decisions.wire for plan in (self.base, self.previous) if plan), None)
+
+    @property
+    def engine_rule(self) -> ReplayRule | None:
+        """The rule of an engine by which plans are judged; None: their own, as where counts tell no token's device."""
+        return None if isinstance(self.source, CountTrace) else self.request.engine_rule
 
     @property
     def params(self) -> Params:
@@ -344,6 +350,7 @@ class Task:
             **{FIELDS[size.unit]: size.number} if derived else {},
             home="source_rank" if recorded else "none" if by_counts else "ordinal",
             step="derived" if derived else "recorded",
+            engine_rule=self.engine_rule,
         )
 
 

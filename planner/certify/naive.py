@@ -145,15 +145,33 @@ def devices_of(
         row, choice = np.nonzero(ids_RK == expert)
         for here in np.unique(here_R[row]).tolist():
             at = here_R[row] == here
-            offered = np.array(_offered(holders[expert], here, group) if rule == "nearest" else holders[expert])
-            device_RK[row[at], choice[at]] = offered[turn_R[row[at]] % len(offered)]
+            offered = np.array(_offered(rule, expert, holders[expert], here, group))
+            turn = turn_R[row[at]] + here * (rule == "round_robin")
+            device_RK[row[at], choice[at]] = offered[turn % len(offered)]
     return np.asarray(device_RK)
 
 
-def _offered(holders: list[int], here: int, group: int) -> list[int]:
-    """The holders that a token takes turns at by the rule nearest: its own device, else its node's, else all."""
+def _offered(rule: str, expert: int, holders: list[int], here: int, group: int) -> list[int]:
+    """The holders that the tokens of a device take turns at, which by the rules nearest and static are few.
+
+    Nearest: its own, else its node's, else all. Static: its own, else the first of its node where others have some,
+    else one: for the i-th device that asks so, number (i + expert) mod n.
+    """
+    if rule in ("even", "round_robin"):
+        return holders
     if here in holders:
         return [here]
+    near = _near(holders, here, group)
+    if rule == "nearest":
+        return near
+    if len(near) < len(holders):
+        return near[:1]
+    asking = [one for one in range(here) if one not in holders and len(_near(holders, one, group)) == len(holders)]
+    return [holders[(len(asking) + expert) % len(holders)]]
+
+
+def _near(holders: list[int], here: int, group: int) -> list[int]:
+    """The holders on a device's node; all where there is none."""
     return [device for device in holders if device // group == here // group] or holders
 
 
@@ -187,8 +205,6 @@ class _Sheet:
         splits = splits or self.by_pairs
         if journey.placement.has_replicas and loads_alone and journey.rule != "even" and not splits:
             raise CertificationError(f"counts do not say which replica serves a token by the rule {journey.rule}")
-        if journey.rule not in ("even", "nearest", *BY_STEP) and journey.following is None:
-            raise UsageError(f"replicas by the rule {journey.rule}; expected even, nearest, quota or lp")
         if splits and (self.moves or journey.dispatch_model != "standard"):
             raise UsageError(f"replicas by the rule {journey.rule}, of tokens that do not return home")
         ports = (self.moves or ports) and (not loads_alone or (self.by_pairs and scene.paired))

@@ -78,6 +78,7 @@ def task_of(plan: Plan, chosen: Strategy, trace: str, profile: Path | None, mixt
             purpose=None if options.use is None else "training" if options.use == "training" else "serving",
             mixture=mixture,
             wire=plan.decisions.wire,
+            engine_rule=options.engine_rule,
             **{name: _tupled(stored[name]) for name, _ in flags_of(STRATEGIES[chosen.name].params) if name in stored},
         )
     except UsageError as error:

@@ -20,7 +20,7 @@ from ...runtime.plan import Plan
 from ...runtime.wire import Wire
 from ...solvers import contiguous
 from ...solvers.arrays import Ints
-from ...solvers.placement import Placement, slots_for
+from ...solvers.placement import BY_STEP, Placement, slots_for
 from ...solvers.rehoming import fault
 from ...solvers.replicas import ReplayRule
 from ...traces.model import ModelSpec
@@ -32,6 +32,7 @@ from .scene import BACKWARD, Passes
 
 TODAY = "contiguous/standard"  # the label of what runs without a plan
 EXACTLY = "plan, exact rows"  # the plan where hidden vectors travel as they are, beside one where they do not
+BY_PLACE = ("nearest", "static", "round_robin")  # replica rules that go by the device of the token
 EVENLY = "plan, even"  # the plan where replicas share alike, beside one for steps that are split exactly
 ReadSidecar = Callable[[SidecarFile], bytes]
 
@@ -90,6 +91,12 @@ class Contender:
     def named(self, name: str, **changes: Any) -> "Contender":
         """A copy under another name, with these fields of its journey replaced."""
         return Contender(name, replace(self.journey, **changes))
+
+    def served(self, rule: ReplayRule | None) -> "Contender":
+        """Contender whose tokens choose replicas by a rule; itself where they have one, or steps are split."""
+        own = self.journey.placement
+        kept = self.journey.replica_rule or own.replica_rule in (rule, *BY_STEP) or not own.has_replicas
+        return self if rule is None or kept else self.named(self.name, replica_rule=rule)
 
     def wired(self, wire: Wire | None) -> "Contender":
         """Contender with hidden vectors in another form; itself where they travel as they are."""
@@ -152,14 +159,18 @@ def is_today(label: str) -> bool:
     return re.fullmatch(r"contiguous( without \d+(, \d+)*)?/standard", label) is not None
 
 
-def contiguous_in(slots: Ints, model: ModelSpec, cluster: Cluster) -> Contender:
-    """Contiguous experts in the plan's number of slots; today's baseline where that is the same."""
+def contiguous_in(slots: Ints, model: ModelSpec, cluster: Cluster, rule: str = "even") -> Contender:
+    """Contiguous experts in the plan's number of slots; today's baseline where that is the same.
+
+    Each token chooses its replicas by the plan's rule; they share alike where that splits steps.
+    """
     usual = today(model, cluster, slots)
     if np.array_equal(usual.journey.placement.slots, slots):
         return usual
     equal = len(set(slots.tolist())) == 1
     name = f"{usual.name} in {slots.sum() if equal else ' '.join(map(str, slots))} slots"
-    return usual.named(name, placement=_in_order(model, cluster, slots))
+    in_slots = usual.named(name, placement=_in_order(model, cluster, slots))
+    return in_slots.named(name, replica_rule=rule) if rule in BY_PLACE else in_slots
 
 
 def _in_order(model: ModelSpec, cluster: Cluster, slots_D: Ints) -> Placement:

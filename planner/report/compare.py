@@ -20,17 +20,9 @@ from ..evaluate.price import STEP
 from ..evaluate.split_bounds import SplitBound
 from ..figures import bytes_text, contender_of, percent, worded
 from .answer import gain_words, short_of, step_words
-from .remarks import copies_remarks, judged_sections, scaled_up
+from .remarks import by_engine, copies_remarks, judged_sections, rule_words, scaled_up
 
 WORST = 5  # layers shown of a plan
-RULES = {
-    "even": "shared alike",
-    "nearest": "the token's own device, else its node, else all alike",
-    "static": "a fixed one for each device: its own, else on its node, else a fair choice",
-    "round_robin": "in turn, each device from an offset of its own",
-    "quota": "by the exact split of each step, near their tokens",
-    "lp": "by the exact split of each step, wherever tokens are",
-}
 
 
 def compare_report(comparison: Comparison, console: Console, *, verbose: bool = False) -> None:
@@ -156,8 +148,9 @@ def _doubts(comparison: Comparison) -> Iterator[str]:
     if scaled := scaled_up(part):
         yield scaled
     if comparison.replica_rule is not None:
-        rule = comparison.replica_rule
-        yield f"replicas by the rule {rule} ({RULES[rule]}) in all plans and baselines"
+        yield f"{rule_words(comparison.replica_rule)} in all plans and baselines"
+    else:
+        yield from (f"{printable(row.path)}: {words}" for row in comparison.compared if (words := by_engine(row.plan)))
 
 
 def _timed_before(comparison: Comparison) -> Iterator[str]:

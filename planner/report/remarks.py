@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from ...runtime.exports import judged_by
 from ...runtime.plan import Contender, Part, Plan, SizedGain, Verdict
 from ..document import Section, Table, Text
 from ..evaluate.evaluate import MATTERS
@@ -28,6 +29,14 @@ from .answer import interval_text
 MOST_REMARKS = 5
 EXCHANGES = {KV: "gathering K and V", DISPATCH: "dispatch", COMBINE: "combine"}
 BYTES = [spec.name for spec in METRICS.values() if spec.unit == "bytes" and spec.needs == SIZED]  # of copies, K and V
+RULES = {
+    "even": "shared alike",
+    "nearest": "the token's own device, else its node, else all alike",
+    "static": "a fixed one for each device: its own, else on its node, else a fair choice",
+    "round_robin": "in turn, each device from an offset of its own",
+    "quota": "by the exact split of each step, near their tokens",
+    "lp": "by the exact split of each step, wherever tokens are",
+}
 MOST_STEPS = 10  # an interval from fewer says little of others
 
 
@@ -76,12 +85,25 @@ def doubts(plan: Plan, part: Part) -> Iterator[str]:
     if plan.evaluation is not None and plan.evaluation.held_out is None:
         yield _fitted(EvaluationOptions.of(plan), part)
     yield from _wire(plan, part)
+    yield from filter(None, (by_engine(plan),))
     yield from copies_remarks(plan.verdict, ours, base)
     mine, theirs = (contender.metrics.get(BALANCE) for contender in (ours, base))
     if plan.verdict.metric != BALANCE and mine and theirs and mine.value > theirs.value * (1 + MATTERS):
         yield f"costs balance: the busiest device carries {mine.value:.2f} times the mean (today {theirs.value:.2f})"
     yield from _steps(plan, part)
     yield from _trust(plan, part)
+
+
+def by_engine(plan: Plan) -> str:
+    """The rule of an engine by which a plan was judged; empty where it was by its own."""
+    rule = judged_by(plan)
+    own = plan.placement is None or rule in (None, plan.placement.replica_rule.value)
+    return "" if own or rule is None else rule_words(rule)
+
+
+def rule_words(rule: str) -> str:
+    """What a replica rule is."""
+    return f"replicas by the rule {rule} ({RULES[rule]})"
 
 
 def by_size(verdict: Verdict, part: Part) -> Iterator[str]:

@@ -64,7 +64,7 @@ class PlacementStrategy(Strategy):
         """Rivals that tell the gain of coherence from that of the placement, and published EPLB in as many slots."""
         slots_D, groups, rows = journey.placement.slots, task.model.num_expert_groups, list[Contender]()
         if journey.dispatch_model == "coherent":
-            in_order = contiguous_in(slots_D, task.model, plan.cluster)
+            in_order = contiguous_in(slots_D, task.model, plan.cluster, journey.rule)
             rows = [in_order.named(in_order.name, dispatch_model="coherent")]
             rows.append(Contender("plan", replace(journey, dispatch_model="standard")))
         published = eplb.solve(task.counts.loads, plan.cluster, slots=slots_D, num_groups=groups, method="published")

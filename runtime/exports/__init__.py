@@ -31,6 +31,7 @@ __all__ = [
     "engines_of",
     "export",
     "family_of",
+    "judged_by",
     "prepared",
     "strays",
     "unserved",
@@ -61,19 +62,27 @@ def engine_named(name: str) -> Engine:
 
 
 def strays(engine: Engine, plan: Plan) -> str:
-    """Words for what an engine's tokens do otherwise with replicas than the plan says; empty where nothing."""
-    placement = plan.placement
-    if placement is None or not placement.has_replicas:
+    """Words for what an engine's tokens do otherwise with replicas than the plan was judged by; empty where nothing."""
+    judged = judged_by(plan)
+    if judged in (None, "even", engine.replica_rule):
         return ""
-    if placement.replica_rule == "nearest":
-        return "" if engine.replica_rule in ("nearest", "static") else "its tokens do not use the nearest replica"
-    if placement.replica_rule in BY_STEP:
+    if judged in BY_STEP:
         return "" if rule_of(engine, plan) == "lp" else "it does not split steps exactly"
-    return ""
+    if judged == "nearest":
+        return "" if engine.replica_rule == "static" else "its tokens do not use the nearest replica"
+    return f"it chooses replicas by the rule {engine.replica_rule}, not by {judged}"
+
+
+def judged_by(plan: Plan) -> str | None:
+    """Rule by which tokens chose replicas where the plan was judged: an engine's, else its own; None without any."""
+    if plan.placement is None or not plan.placement.has_replicas:
+        return None
+    own = plan.placement.replica_rule.value
+    return own if own in BY_STEP else plan.options.get("evaluation", {}).get("engine_rule") or own
 
 
 def engines_of(plan: Plan) -> tuple[str, ...]:
-    """Engines whose files carry all decisions of a plan for its model, and choose replicas as it says."""
+    """Engines whose files carry all decisions of a plan for its model, and choose replicas as it was judged."""
     if plan.dispatch_model != "standard" or plan.decisions.wire is not None:
         return ()
     able = (name for name, one in ENGINES.items() if {*plan.decisions.names} <= one.carries and not strays(one, plan))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...solvers.placement import BY_STEP
+from ...solvers.replicas import ReplayRule
 from ...traces.model import ModelSpec
 from ..plan import Plan
 
@@ -63,7 +64,7 @@ class Engine(Protocol):
 
     name: str
     version: str  #: The one whose source was read for this
-    replica_rule: str | None  #: How it chooses among an expert's replicas; None where it takes no placement
+    replica_rule: ReplayRule | None  #: How it chooses among an expert's replicas; None where it takes no placement
     #: Families for which it can split every step exactly instead (rule lp), by the model type of their config.json
     splits: Mapping[str, str]
     file: str  #: The file of a directory that it is told of

@@ -7,6 +7,7 @@ from shlex import quote
 from types import MappingProxyType
 
 from ...files import read_json
+from ...solvers.replicas import ReplayRule
 from ...traces.model import ModelSpec
 from ..plan import Plan
 from .carried import contiguous, num_hidden_layers, placed, rows_by_hidden_layer
@@ -51,7 +52,7 @@ class SGLang:
 
     name = "sglang"
     version = "0.5.23"
-    replica_rule: str | None = "static"
+    replica_rule: ReplayRule | None = "static"
     splits: Mapping[str, str] = MappingProxyType(BY_LP)
     file = "expert_location.json"
     carries = frozenset({"placement"})

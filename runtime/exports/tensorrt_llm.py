@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...files import read_yaml
+from ...solvers.replicas import ReplayRule
 from ...traces.model import MAX_SIZE, ModelSpec
 from ..plan import Plan
 from .carried import contiguous, num_hidden_layers, placed, rows_by_hidden_layer
@@ -46,7 +47,7 @@ class TensorRTLLM:
 
     name = "tensorrt-llm"
     version = "1.3.0rc27"
-    replica_rule: str | None = "round_robin"
+    replica_rule: ReplayRule | None = "round_robin"
     splits: Mapping[str, str] = MappingProxyType({})
     file = "moe_load_balancer.yaml"
     carries = frozenset({"placement"})

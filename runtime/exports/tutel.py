@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from ...errors import UsageError
 from ...files import read_json
+from ...solvers.replicas import ReplayRule
 from ...traces.model import ModelSpec
 from ..plan import Plan
 from .engine import MAX_BYTES, PERMUTE, Expected, Exported, Lack, shown
@@ -27,7 +28,7 @@ class Tutel:
 
     name = "tutel"
     version = "ac0e51b"
-    replica_rule: str | None = None
+    replica_rule: ReplayRule | None = None
     splits: Mapping[str, str] = MappingProxyType({})
     file = "degrees.json"
     carries = frozenset({"pipeline"})

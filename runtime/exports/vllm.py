@@ -12,6 +12,7 @@ from typing import Any
 from ...errors import UsageError
 from ...files import read_json, read_text
 from ...profilers.cluster import Cluster
+from ...solvers.replicas import ReplayRule
 from ...traces.model import ModelSpec
 from ..plan import Plan
 from .carried import main_rows, placed
@@ -63,7 +64,7 @@ class VLLM:
 
     name = "vllm"
     version = "0.33.0"
-    replica_rule: str | None = "even"
+    replica_rule: ReplayRule | None = "even"
     splits: Mapping[str, str] = MappingProxyType({})
     file = "expert_map.json"
     carries = frozenset({"placement"})
@@ -116,7 +117,7 @@ class VLLMAscend:
 
     name = "vllm-ascend"
     version = "06c3fc8"
-    replica_rule: str | None = "static"
+    replica_rule: ReplayRule | None = "static"
     splits: Mapping[str, str] = MappingProxyType({})
     file = "expert_map.json"
     carries = frozenset({"placement"})

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ....errors import InputError, MoeplanError, UsageError
 from ....runtime.decisions import TRAINED, WIRED
-from ....runtime.exports import ENGINES, engines_of
+from ....runtime.exports import ENGINES, Engine, engines_of
 from ....runtime.plan import Metric
 from ....solvers.outcome import Status
 from ...evaluate.evaluate import MATTERS, Evaluated, evaluate
@@ -78,8 +78,7 @@ class Search:
     @property
     def refusal(self) -> UsageError:
         """The error where nothing can be tried: every reason, and the strategies that it keeps out."""
-        engine = ENGINES.get(self.params.engine or "")
-        names = dict[str, dict[str, None]]()
+        names, engine = dict[str, dict[str, None]](), self.engine
         for (component, *_), reason in self.refused.items():
             if engine is None or component.strategy.decides in engine.carries:
                 names.setdefault(reason, {})[replace(component, params=component.strategy.usual).name] = None
@@ -92,6 +91,11 @@ class Search:
             f"--engine {engine.name} carries out a {carried} alone, and no strategy can plan one by this: {reasons};"
             " give another --engine, or --for"
         )
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine that must carry the plan out; None: moeplan.runtime."""
+        return ENGINES.get(self.params.engine or "")
 
     @cached_property
     def metric(self) -> Currency:
@@ -107,17 +111,19 @@ class Search:
 
         Those that shift load come first, and those that search long last.
         """
-        asked, use, engine = self.task.request.dispatch_model, self.task.use, self.params.engine
+        asked, use, engine = self.task.request.dispatch_model, self.task.use, self.engine
         asked = asked if self.task.wire is None else WIRED
         for chosen in sorted(map(strategy, STRATEGIES), key=lambda row: (searches(row), not row.shifts_load)):
             if not engine and (reason := chosen.why_auto_skips(self.task)):
                 self.refused[(Component(chosen, chosen.dispatch_models[0], chosen.usual),)] = reason
-            for model, params in itertools.product(chosen.dispatch_models, chosen.variants(self.task, engine)):
+            for model, params in itertools.product(
+                chosen.dispatch_models, chosen.variants(self.task, self.params.engine)
+            ):
                 component = Component(chosen, model, params)
                 if use and (use not in chosen.uses or (use == "training" and model not in TRAINED)):
                     self.refused[(component,)] = f"not for {use}"
-                elif engine and (chosen.decides not in ENGINES[engine].carries or model != "standard"):
-                    self.refused[(component,)] = f"{engine} does not carry it out"
+                elif engine and (chosen.decides not in engine.carries or model != "standard"):
+                    self.refused[(component,)] = f"{engine.name} does not carry it out"
                 elif self.metric != STEP and not chosen.shifts_load:
                     self.refused[(component,)] = "it changes no device's load, and nothing times whole steps"
                 elif asked in (None, model):
@@ -203,8 +209,8 @@ class Search:
         except MoeplanError as error:
             self.refused[components] = str(error)
             return
-        if (engine := self.params.engine) and engine not in engines_of(candidate.solved.plan):
-            self.refused[components] = f"{engine} does not carry it out"
+        if self.engine and self.engine.name not in engines_of(candidate.solved.plan):
+            self.refused[components] = f"{self.engine.name} does not carry it out"
         else:
             self.tried[components] = candidate
         if any(outcome.status is Status.INTERRUPTED for outcome in candidate.solved.plan.outcome.values()):
@@ -232,12 +238,13 @@ class Search:
 
     def most_saved(self, task: Task) -> float:
         """Share that a task's strategy saves at most of what there is without it; infinite where not known."""
-        before = today(task.model, task.request.cluster).wired(task.wire).journey
+        before = today(task.model, task.request.cluster).wired(task.wire)
         if task.base is not None:
-            before = journey_of(task.base, lambda file: task.base_files[file.file])
-        if (bound := task.strategy.bound(before)) is None:
+            journey = journey_of(task.base, lambda file: task.base_files[file.file])
+            before = Contender("without", journey).served(task.engine_rule)
+        if (bound := task.strategy.bound(before.journey)) is None:
             return math.inf
-        rows = [Contender("plan", bound), Contender("without", before)]
+        rows = [Contender("plan", bound), before]
         least, usual = evaluate(task.judging_scenes, rows, replay=task.replay).judged.values()
         known = self.metric in least.value and self.metric in usual.value
         share = least.share(self.metric, usual) if known else None
@@ -276,6 +283,7 @@ class Search:
             strategy=component.strategy.name,
             params=component.params.within(search_s, patient=self.params.time_limit_s is None),
             dispatch_model=component.dispatch_model,
+            engine_rule=None if self.engine is None else self.engine.replica_rule,
         )
         task = replace(
             self.task,
@@ -293,15 +301,15 @@ class Search:
         """The record of the search, the chosen candidate first: all on what is held out, the first and the components
         that it stands on as solved anew.
 
-        At the time limit, and at Ctrl-C, those that were judged until then.
+        At the time limit those that it leaves time for, and what was solved anew; at Ctrl-C those judged until then.
         """
         best, *others = self.ranked()
         records, limit_s = {best: chosen}, self.params.time_limit_s or math.inf
         try:
             for candidate in others:
-                if self.elapsed_s + candidate.wall_s > limit_s:
+                if candidate.components not in anew and self.elapsed_s + candidate.wall_s > limit_s:
                     self.status = Status.TIME_LIMIT if self.status is Status.FEASIBLE else self.status
-                    break
+                    continue
                 records[candidate] = self.record_held_out(candidate, anew.get(candidate.components))
         except KeyboardInterrupt:
             self.status = Status.INTERRUPTED

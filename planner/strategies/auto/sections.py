@@ -7,6 +7,7 @@ from ....runtime.decisions import PipelineDecision, SamplePolicyDecision
 from ....runtime.exports import ENGINES, unserved
 from ....runtime.plan import Part, Plan
 from ....solvers.outcome import Status
+from ....solvers.placement import BY_STEP
 from ....traces.model import ModelSpec
 from ...document import Column, Table
 from ...evaluate.evaluate import MATTERS
@@ -121,7 +122,7 @@ def _in_order(plan: Plan, part: Part) -> str:
     if spare not in {contender.label for contender in part.contenders}:
         return ""
     alone = figure_of(contender_of(part, spare), metric) / figure_of(contender_of(part, plan.verdict.against), metric)
-    rule = "" if plan.placement.replica_rule == "even" else ", replicas shared alike"
+    rule = ", replicas shared alike" if plan.placement.replica_rule in BY_STEP else ""
     return f"; as many slots with experts in order{rule}: {change_text(1 - alone)}"
 
 

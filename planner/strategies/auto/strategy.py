@@ -20,7 +20,7 @@ from ...params import Params
 from ...task import Task
 from ..strategy import Recheck, Strategy
 from . import AutoParams
-from .candidate import Components, named, record, within_1_percent
+from .candidate import Candidate, Components, named, record, within_1_percent
 from .options import AutoOptions, Tried
 from .search import Search
 from .sections import remarks, table
@@ -56,25 +56,24 @@ class Auto(Strategy):
 
     def make(self, task: Task) -> "Solved":
         """The best plan for a task; errors as in `Search.run`."""
-        from ...solve import Solved, decide, judge
+        from ...solve import Solved
 
         search = Search(task, AutoParams.of(task.params), time.perf_counter())
         search.run()
         best = search.ranked()[0]
-        task.say(f"solving {named(best.components)} on all fitted samples")
-        decided: Decided | None = None
-        anew: dict[Components, Decided] = {}
-        for end, component in enumerate(best.components, 1):
-            decided = decide(search.task_of(component, decided, inner=False, search_s=search.last_search_s))
-            anew[best.components[:end]] = decided
-        assert decided is not None
-        plan = judge(decided).plan
+        try:
+            anew, plan = _solved_anew(search, best)
+        except KeyboardInterrupt:
+            if search.status is Status.INTERRUPTED:
+                raise
+            search.status = Status.INTERRUPTED
+            anew, plan = _solved_anew(search, best)  # once more, in little time
         ours, today = _figures(plan)
         options = search.options(record(best, plan, _share(plan, search.metric), ours, today), anew)
         every = {**plan.options, self.name: options.model_dump(mode="json")}
         plan = Plan.model_validate(plan.model_copy(update={"options": every}).model_dump())
         ended = {options.status, *(outcome.status for outcome in plan.outcome.values())}
-        return Solved(plan, decided.sidecars, Status.INTERRUPTED in ended)
+        return Solved(plan, anew[best.components].sidecars, Status.INTERRUPTED in ended)
 
     def recheck(self, plan: Plan, again: Recheck | None, certificate: Certificate) -> None:
         """Recheck that the chosen candidate is the plan, with its figures, and was the best of those compared."""
@@ -112,6 +111,19 @@ class Auto(Strategy):
         """Flags of the engine that was asked for."""
         engine = AutoOptions.of(plan).engine
         return f" --engine {engine} -o {engine}" if engine else ""
+
+
+def _solved_anew(search: Search, best: Candidate) -> tuple[dict[Components, "Decided"], Plan]:
+    """The decisions of a candidate by all fitted units, each on top of those before, and the plan of all, judged."""
+    from ...solve import decide, judge
+
+    search.task.say(f"solving {named(best.components)} on all fitted samples")
+    decided: Decided | None = None
+    anew: dict[Components, Decided] = {}
+    for end, component in enumerate(best.components, 1):
+        decided = decide(search.task_of(component, decided, inner=False, search_s=search.last_search_s))
+        anew[best.components[:end]] = decided
+    return anew, judge(anew[best.components]).plan
 
 
 def _moves(candidate: Tried) -> bool:

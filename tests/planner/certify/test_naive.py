@@ -21,6 +21,7 @@ from moeplan.planner.evaluate.traffic import SampleCounts
 from moeplan.planner.evaluate.units import SampleIndex
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers.placement import Placement, ReplicaRule
+from moeplan.solvers.replicas import ReplayRule
 from moeplan.traces.schema import PHASES
 from tests.oracles.units import assert_blocks, assert_lanes, assert_part, read_parts
 from tests.planner.makers import counted, rewritten, scene_of
@@ -103,8 +104,11 @@ def test_tokens_at_home_and_on_the_move(
     fraction = 1.0 if not columns else 0.6
     scene = scene_of(trace, cluster, fraction=fraction)
     by_step = rule in (ReplicaRule.QUOTA, ReplicaRule.LP)
-    journeys = [Journey(model, placement) for model in ("standard", "coherent")]
-    assert_alike(scene, journeys[:1] if by_step else journeys, fraction=fraction)
+    of_engines: list[ReplayRule] = ["static", "round_robin"]
+    journeys = [Journey("standard", placement)]
+    if not by_step:
+        journeys += [Journey("coherent", placement), *(replace(journeys[0], replica_rule=one) for one in of_engines)]
+    assert_alike(scene, journeys, fraction=fraction)
 
 
 @settings(max_examples=40)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from moeplan.planner.cli.apply import apply
+from moeplan.planner.cli.apply import _written, apply
 from moeplan.planner.cli.commands import group
-from moeplan.runtime.exports import ENGINES
+from moeplan.runtime.exports import ENGINES, prepared
 from moeplan.runtime.plan import Metric, Verdict, load, save
 from tests.planner.makers import edited, planned
 from tests.runtime.checkpoints.made_checkpoints import (
@@ -156,6 +156,19 @@ def test_a_plan_becomes_an_engine_s_files_and_they_are_sound(moeplan: Any, home:
     bad = moeplan("validate", "config.json", "--engine", "sglang", *asked, "--json", cwd=home, code=3)
     assert len(json.loads(bad.stdout)["findings"]) == 1
     assert bad.stderr.count("\n") == 1
+
+
+def test_of_a_plan_that_an_engine_carries_out_in_part_the_row_of_compare_is_named(
+    make_trace: Any, make_profile: Any, tmp_path: Path
+) -> None:
+    trace, placed, profile = make_trace(layers=3, experts=8), tmp_path / "placed.json", make_profile("1x4")
+    plans = [planned(trace, "eplb", "1x4", redundant=4, profile=profile, to=placed)]
+    plans.append(planned(trace, "pipemoe", "1x4", on=placed, profile=profile))
+    for row, plan in zip(("", " (the row at degree 1)"), plans, strict=True):
+        output = tmp_path / plan.strategies[-1]
+        _, lines = _written(plan, prepared(plan, "vllm-ascend", output), "vllm-ascend", output)
+        (said,) = (line for line in lines if line.startswith("replicas"))
+        assert said.endswith(f"the plan was judged by even: moeplan compare PLAN --replica-rule static replays it{row}")
 
 
 def test_a_plan_for_an_engine_as_json(moeplan: Any, home: Path) -> None:

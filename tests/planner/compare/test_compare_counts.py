@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moeplan.errors import InputError, UsageError
+from moeplan.errors import CertificationError, InputError, UsageError
+from moeplan.planner.certify import certify
 from moeplan.planner.compare import Comparison, compare
 from moeplan.planner.report.compare import as_dict, compare_report, write_matrices
+from moeplan.planner.report.remarks import rule_words
 from moeplan.solvers.replicas import ReplayRule, ReplicaTable
 from moeplan.traces.schema import PHASES
 from moeplan.traces.split import fitted
 from tests.builders import known
 from tests.oracles.splits import split_ratios
-from tests.planner.makers import balances, counted, held_out, planned, rewritten, screen, stored, tallied
+from tests.planner.makers import balances, counted, edited, held_out, planned, rewritten, screen, stored, tallied
 
 RULES: tuple[ReplayRule, ...] = ("even", "quota", "lp")
 
@@ -126,6 +128,35 @@ def test_a_rule_replays_what_an_engine_does_with_every_token(make_trace: Any, pa
     assert figure(comparison, "plan.json", "device_copies") == pytest.approx(between.sum() / len(batch) / 3, rel=1e-12)
     np.testing.assert_array_equal(comparison.between[f"{path}/standard"], between)
     assert as_dict(comparison)["replica_rule"] == rule
+
+
+@pytest.mark.parametrize(("own", "engine"), [("even", "static"), ("nearest", "round_robin"), ("nearest", "even")])
+def test_a_plan_is_replayed_by_the_rule_of_the_engine_that_it_was_judged_for(
+    make_trace: Any, path: Path, own: Any, engine: Any
+) -> None:
+    trace = make_trace(samples=40)
+    plan = planned(trace, "eplb", redundant=8, replica_rule=own, engine_rule=engine, to=path)
+    unasked, by_own, by_engine = (
+        figure(compare([path], trace.path, replica_rule=rule), "plan.json", "device_copies")
+        for rule in (None, own, engine)
+    )
+    assert plan.evaluation.judging.contenders[0].metrics["device_copies"].value == unasked == by_engine != by_own
+    assert certify(plan, trace.path, None, folder=path.parent).replayed
+    with pytest.raises(CertificationError, match=r"copies|balance|hops"):
+        certify(edited(plan, "options/evaluation/engine_rule", None), trace.path, None, folder=path.parent)
+    assert f"plan.json: {rule_words(engine)}" in screen(compare_report, compare([path], trace.path))
+
+
+def test_slots_alone_have_the_rules_of_the_plans_that_they_stand_beside(make_trace: Any, tmp_path: Path) -> None:
+    trace, paths = make_trace(samples=40), [tmp_path / f"{rule}.json" for rule in ("even", "nearest")]
+    for path in paths:
+        planned(trace, "eplb", redundant=8, replica_rule=path.stem, to=path)
+    alone = [figure(compare([path], trace.path), "contiguous in 16 slots", "device_copies") for path in paths]
+    both = compare(paths, trace.path)
+    assert alone == [figure(both, f"in 16 slots, {path.stem}", "device_copies") for path in paths]
+    assert alone[0] != alone[1]
+    alike = compare(paths, trace.path, replica_rule="nearest")
+    assert figure(alike, "contiguous in 16 slots", "device_copies") == alone[1]
 
 
 @pytest.mark.parametrize("rule", ["quota", "lp"])

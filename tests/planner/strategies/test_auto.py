@@ -208,8 +208,12 @@ def test_a_candidate_solved_anew_has_the_figures_of_that_plan_on_what_is_held_ou
     ours = known(judge(anew[second.components]).plan.evaluation).judging.contenders[0]
     assert row.metrics == {name: figure.value for name, figure in ours.metrics.items()}
     assert row.metrics != found.record_held_out(second, None).metrics, "decided by a part of the samples"
-    told = found.options(found.record_held_out(best, anew[best.components]), anew).tried[1]
+    chosen = found.record_held_out(best, anew[best.components])
+    told = found.options(chosen, anew).tried[1]
     assert told.metrics == row.metrics
+    found.params = AutoParams(time_limit_s=1e-9)
+    late = found.options(chosen, {second.components: anew[second.components]})
+    assert (len(late.tried), late.tried[1].metrics, late.status) == (2, row.metrics, Status.TIME_LIMIT)
 
 
 def test_the_table_has_a_row_for_what_differs_in_numbers_of_replicas_alone(plan: Any) -> None:
@@ -413,8 +417,8 @@ def test_engines_are_given_placements_in_equal_slots_under_standard_dispatch(
     assert isinstance(plan.decisions.placement.slots_per_device, int)
     assert all(engine in one.engines for one in auto_of(plan).tried)
     assert auto_of(plan).refused["pipemoe"] == f"{engine} does not carry it out"
-    near = any("nearest" in part for one in auto_of(plan).tried for part in one.parts)
-    assert near == (engine in ("sglang", "vllm-ascend"))  # whose tokens use a replica on their own node
+    assert any("nearest" in part for one in auto_of(plan).tried for part in one.parts)
+    assert plan.options["evaluation"]["engine_rule"] == ENGINES[engine].replica_rule
     told = screen(solve_report, plan, Path("plan.json"))
     assert f"next: moeplan apply plan.json --engine {engine} -o {engine}" in told
 
@@ -575,6 +579,29 @@ def test_ctrl_c_before_anything_was_found_ends_it(trace: Trace, profile: Path, m
     stop_after(0, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         planned(trace, "auto", profile=profile)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_ctrl_c_in_the_last_solve_makes_it_once_more_and_a_second_one_ends_it(
+    trace: Trace, profile: Path, plan: Any, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """The first ends the judgement of the plan; the plan is that of no Ctrl-C."""
+    judged, pressed = solve.judge, itertools.count()
+
+    def stopped(decided: Decided) -> Any:
+        if next(pressed) <= again:
+            raise KeyboardInterrupt
+        return judged(decided)
+
+    monkeypatch.setattr(solve, "judge", stopped)
+    if again:
+        with pytest.raises(KeyboardInterrupt):
+            made(trace, "auto", profile=profile)
+        return
+    result = made(trace, "auto", profile=profile)
+    assert result.interrupted
+    assert result.plan.decisions == plan.decisions
+    assert auto_of(result.plan).status is Status.INTERRUPTED
 
 
 def test_ctrl_c_in_a_search_that_keeps_its_best_ends_auto_too(

@@ -270,6 +270,43 @@ def test_sglang_splits_steps_exactly_for_plans_and_models_that_it_can(
     assert not strays(ENGINES["vllm"], plan)
 
 
+@pytest.mark.parametrize(
+    ("own", "judged", "straying"),
+    [
+        (ReplicaRule.EVEN, None, {}),
+        (
+            ReplicaRule.NEAREST,
+            None,
+            dict.fromkeys(["vllm", "tensorrt-llm"], "its tokens do not use"),
+        ),
+        (ReplicaRule.NEAREST, "even", {}),
+        (
+            ReplicaRule.NEAREST,
+            "static",
+            {
+                "vllm": "it chooses replicas by the rule even, not by static",
+                "tensorrt-llm": "it chooses replicas by the rule round_robin, not by static",
+            },
+        ),
+        (
+            ReplicaRule.LP,
+            "static",
+            dict.fromkeys(["sglang", "vllm", "vllm-ascend", "tensorrt-llm"], "it does not split"),
+        ),
+    ],
+)
+def test_an_engine_strays_from_the_rule_by_which_a_plan_was_judged(
+    own: ReplicaRule, judged: str | None, straying: dict[str, str]
+) -> None:
+    plain = plan_of(slots=3)
+    placement = known(plain.decisions.placement).model_copy(update={"replica_rule": own})
+    plan = plan_of(slots=3, placement=placement)
+    plan = plan.model_copy(update={"options": {"evaluation": {"engine_rule": judged}}})
+    words = {name: strays(engine, plan) for name, engine in ENGINES.items() if "placement" in engine.carries}
+    assert {name for name, said in words.items() if said} == {*straying}
+    assert all(words[name].startswith(said) for name, said in straying.items())
+
+
 def test_the_rule_of_every_engine_can_be_replayed() -> None:
     rules = {name: engine.replica_rule for name, engine in ENGINES.items()}
     assert {rule for rule in rules.values() if rule is not None} <= set(get_args(ReplayRule))
