@@ -199,8 +199,8 @@ def validate(
     """Check anybody's placement file before an engine meets it; stricter than the engines are.
 
     One line for each finding, layers that share it together: lengths, missing layers, ids, experts left out or twice on
-    a device, what does not divide. --json lists them layer by layer. Exits with 3 when there is one. Without --ep-size what needs the devices is not checked, without --redundant
-    the first row says how many slots there are.
+    a device, what does not divide. --json lists them layer by layer. Exits with 3 when there is one. Without --ep-size
+    what needs the devices is not checked, without --redundant the first row says how many slots there are.
 
     \b
     Examples:

@@ -280,10 +280,13 @@ def _run_rank(world: World, job: Job) -> RankResult:
 
 def _keep_memory() -> None:
     """Let this process keep what it frees, and have some: a virtual machine's first touch of a page is slow."""
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # glibc's
-        mallopt(M_MMAP_MAX, 0)
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-        np.ones(KEPT_BYTES, np.uint8)
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # not glibc: macOS and musl, static builds, Windows
+        return
+    mallopt(M_MMAP_MAX, 0)
+    mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    np.ones(KEPT_BYTES, np.uint8)
 
 
 def _profile_beside(reports: Sequence[Start | Step]) -> Profile:

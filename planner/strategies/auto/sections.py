@@ -133,13 +133,15 @@ def _carried(options: AutoOptions, model: ModelSpec, *, training: bool) -> Itera
     able = {name: engine for name, engine in ENGINES.items() if engine.trains or not training}
     if runs := [name for name in best.engines if name in able]:
         if best.share.value >= MATTERS:
-            yield f"{' and '.join(titled(able[name]) for name in runs)} can run it, too: moeplan apply PLAN --engine NAME -o DIR"
+            named = " and ".join(titled(able[name]) for name in runs)
+            yield f"{named} can run it, too: moeplan apply PLAN --engine NAME -o DIR"
         return
     for candidate in sorted((best, *options.listed), key=lambda candidate: -candidate.inner):
         for name in candidate.engines if candidate.inner >= MATTERS else ():
             carried.setdefault(name, candidate)
     listed = "; ".join(
-        f"{titled(able[name])}: {candidate.name}, about {-100 * candidate.share.value:+z.0f} %"  # solved for it, a little different
+        # Solved for it, a little different.
+        f"{titled(able[name])}: {candidate.name}, about {-100 * candidate.share.value:+z.0f} %"
         for name, candidate in carried.items()
         if name in able
     )

@@ -651,7 +651,7 @@ def test_an_engine_that_takes_no_placement_of_the_model_is_refused_with_the_ways
     named = sized(trace, tmp_path / "named", name="gpt-oss-20b")
     ways = (
         r"--engine vllm: no EPLB for gpt-oss; expected one of vllm-ascend \(Ascend NPUs\), tensorrt-llm, tutel\."
-        r" For vllm a plan without replicas \(.*--redundant 0\) goes into the checkpoint: moeplan apply PLAN --checkpoint"
+        r" For vllm a plan without replicas \(.*--redundant 0\) goes into the checkpoint: moeplan apply PLAN --check"
     )
     with pytest.raises(UsageError, match=ways):
         planned(named, "auto", engine="vllm")
