@@ -238,7 +238,7 @@ def _steps(
 ) -> tuple[Use | None, StepSize]:
     """Use and size of steps: as given, else as the first plan was judged, else the usual ones.
 
-    A plan's size serves neither concurrent sequences where only `whole` samples are told, nor decode otherwise, unless
+    A plan's size serves neither concurrent sequences where only `whole` samples are known, nor decode otherwise, unless
     it was so judged on this trace, its `own`, or on decoded tokens that stood for prompts.
     """
     judged = EvaluationOptions.of(first) if "evaluation" in first.options else None

@@ -86,7 +86,7 @@ class LoadedPlan:
             trace.check_first_choices(f"{self.path}, a coherent plan,")
 
     def judged_on(self, scene: Scene) -> str:
-        """The metric of its verdict; counts without samples tell loads alone."""
+        """The metric of its verdict; counts without samples hold loads alone."""
         by_loads = isinstance(scene.source, CountTrace) and scene.samples is None
         if by_loads:
             return load_metric(scene.costs)

@@ -22,7 +22,7 @@ from .strategies.registry import decided_by, strategy
 from .strategies.strategy import Solution, Strategy
 from .task import Task
 
-SIZES = (0.25, 1, 4)  # of a step, at which the gain is told
+SIZES = (0.25, 1, 4)  # times the step: sizes at which a plan is judged
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def show(
 def compare(
     plans: Annotated[list[Path], typer.Argument(help="The plans; gains are against the first, too.")],
     trace: Annotated[str, typer.Option(help="A trace of their model: a directory, a file or a URI.")] = "traces",
-    profile: Annotated[Path | None, optional("The profile; profile.json where there is one.")] = None,
+    profile: Annotated[Path | None, optional("The profile; else profile.json, if there.")] = None,
     phase: Phases = None,
     tokens_per_step: TokensPerStep = None,
     concurrency: Concurrency = None,
@@ -218,10 +218,11 @@ def validate(
     if as_json:
         print_json({"file": str(file), "engine": engine, "findings": findings})
     elif findings:
-        asked = (("--ep-size", "num_devices", ep_size), ("--redundant", "redundant", redundant))
-        for flag, name, value in asked:
-            if value is not None and not findings_of(file, engine, replace(expected, **{name: None})):
-                print(f"is {flag} {value} meant? without it the file is sound")
+        without = {f"--ep-size {ep_size}": replace(expected, num_devices=None)}
+        without[f"--redundant {redundant}"] = replace(expected, redundant=None)
+        for flag, rest in without.items():
+            if rest != expected and not findings_of(file, engine, rest):
+                print(f"is {flag} meant? without it the file is sound")
                 del lines[1:]
                 break
         else:

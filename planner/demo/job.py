@@ -130,7 +130,7 @@ class BlockOfModel(RoutedBlock):
 
 
 class ExchangeOfModel(RoutedExchange):
-    """The exchanges of some megabytes of a rank, which keeps more than of even ones only where tokens move on."""
+    """Exchanges of some megabytes per rank; only where tokens move on does a rank keep more than an even share."""
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
         """From 1 to 3 MiB: those of a chunk's busiest device, and of a layer's."""
@@ -139,7 +139,7 @@ class ExchangeOfModel(RoutedExchange):
 
 
 class AgreementOnCounts(AllToAll):
-    """The all-to-alls in which ranks tell each other an int64 or some: those of a layer's counts."""
+    """All-to-alls of a few int64 per rank: those of a layer's counts."""
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
         """One number to each rank, and as many as where tokens move on."""

@@ -37,7 +37,7 @@ def test_a_pipe_is_told_a_line_about_every_ten_seconds(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(screen.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     with screen.progress() as say:
         for now in range(100, 126):
             say(f"trying {now}")
