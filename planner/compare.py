@@ -28,7 +28,7 @@ from .evaluate.scene import Scene
 from .evaluate.split_bounds import SplitBound, split_bounds
 from .evaluate.step_size import StepSize, Use, as_prompts, use_of, usual_size
 from .evaluate.units import SampleIndex, UnitIndex, index_samples, index_units
-from .loaded_plan import LoadedPlan, common_cluster, common_passes, known_model, load_plans
+from .loaded_plan import LoadedPlan, cluster_of_another, common_cluster, common_passes, known_model, load_plans
 from .options import EvaluationOptions, SecondsOptions
 from .request import Phase
 from .strategies.registry import STRATEGIES
@@ -103,6 +103,8 @@ class Comparison:
     num_fitted: int
     seen: bool  #: Whether nothing else was left, so that plans are judged on what they were fitted to
     seconds: SecondsOptions | None  #: How seconds were predicted; None without
+    #: Cluster of the profile, where that is another than the plans' and not the first plan's own; else None
+    profiled: Cluster | None = None
     #: Contender to the bytes of a copy of it, where sizes of the model are known
     copy_bytes: Mapping[str, int] = field(default_factory=dict)
     #: Which replica a token uses, as an engine has it; None: as each plan has it
@@ -178,6 +180,7 @@ def compare(
     """
     loaded = load_plans(plans, replica_rule)
     cluster, first = common_cluster(loaded, profile), loaded[0].plan
+    described = cluster_of_another(first, profile)
     on_progress("reading the trace")
     source = open_any(trace)
     for plan in loaded:
@@ -223,6 +226,7 @@ def compare(
         num_fitted=int((~unseen_U).sum()),
         seen=not unseen_U.any(),
         seconds=evaluated.seconds,
+        profiled=None if described is None or str(described) == str(cluster) else described,
         copy_bytes={label: size for label, size in sizes.items() if size is not None},
         replica_rule=replica_rule,
         bounds=_bounds(loaded, scene),
@@ -235,7 +239,7 @@ def _steps(
 ) -> tuple[Use | None, StepSize]:
     """Use and size of steps: as given, else as the first plan was judged, else the usual ones.
 
-    A plan's size serves neither concurrent sequences where only `whole` samples are told, nor decode otherwise, unless
+    A plan's size serves neither concurrent sequences where only `whole` samples are known, nor decode otherwise, unless
     it was so judged on this trace, its `own`, or on decoded tokens that stood for prompts.
     """
     judged = EvaluationOptions.of(first) if "evaluation" in first.options else None

@@ -94,7 +94,7 @@ class LoadedPlan:
             trace.check_first_choices(f"{self.path}, a coherent plan,")
 
     def judged_on(self, scene: Scene) -> str:
-        """The metric of its verdict; counts without samples tell loads alone."""
+        """The metric of its verdict; counts without samples hold loads alone."""
         by_loads = isinstance(scene.source, CountTrace) and scene.samples is None
         if by_loads:
             return load_metric(scene.costs)
@@ -144,13 +144,19 @@ def common_cluster(plans: Sequence[LoadedPlan], profile: str | os.PathLike[str] 
             )
         if one.plan.decisions.pipeline is not None and profile is None:
             raise UsageError(f"{one.path}: its pipeline degrees change seconds only; name a profile with --profile")
-    cluster = plans[0].plan.cluster
-    source = plans[0].plan.inputs.profile
-    if profile is None or (source is not None and source.sha256 == sha256_file(profile)):
+    cluster, described = plans[0].plan.cluster, cluster_of_another(plans[0].plan, profile)
+    if described is None:
         return cluster
-    known = load_profile(profile).cluster.links
-    links = {kind: link for kind, link in known.items() if kind != "inter" or cluster.num_nodes > 1}
+    links = {kind: link for kind, link in described.links.items() if kind != "inter" or cluster.num_nodes > 1}
     return replace(cluster, links={**cluster.links, **links})
+
+
+def cluster_of_another(plan: Plan, profile: str | os.PathLike[str] | None) -> Cluster | None:
+    """The cluster of a profile that is not the plan's own; None without one."""
+    source = plan.inputs.profile
+    if profile is None or (source is not None and source.sha256 == sha256_file(profile)):
+        return None
+    return load_profile(profile).cluster
 
 
 def common_passes(plans: Sequence[LoadedPlan]) -> Passes | None:

@@ -13,7 +13,7 @@ from ..errors import UsageError
 from ..profilers.cluster import Cluster
 
 MOST_DIGITS = 9
-HOW = "How to solve; each strategy's methods are listed below."  # help of flags that several strategies have
+HOW = "How to solve; see each below."  # help of flags that several strategies have
 SLOTS = "Expert slots per device; surplus ones hold replicas."
 HORIZON = "A move must pay within so many steps (flexmoe), or tokens (exflow --from)."
 WHOLE = "Whole keeps each expert group in one block of slots."

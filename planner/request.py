@@ -1,4 +1,4 @@
-"""Request of `moeplan solve`, validated before any trace is read, and the profile and cluster it has when not told."""
+"""Request of `moeplan solve`, validated before any trace is read, and the usual profile and cluster."""
 
 import dataclasses
 from collections.abc import Iterable

@@ -22,7 +22,7 @@ from .strategies.registry import decided_by, strategy
 from .strategies.strategy import Solution, Strategy
 from .task import Task
 
-SIZES = (0.25, 1, 4)  # of a step, at which the gain is told
+SIZES = (0.25, 1, 4)  # times the step: sizes at which a plan is judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +182,12 @@ def _previous(request: Request) -> Plan | None:
         return None
     plan = load(path)
     if plan.decisions.names != ("placement",):
+        mend, base = "leave --from out, which plans anew", plan.inputs.base
+        if base is not None and base.path is not None:
+            mend = f"give the plan that it was added to, {base.path}, then add the rest again with --on"
         raise UsageError(
             f"--from {path}: it decides {' and '.join(plan.decisions.names) or 'nothing'}; expected a placement alone:"
-            " re-plan the plan that it stands on, then add the rest again with --on"
+            f" {mend}"
         )
     _check_cluster("--from", path, plan, request)
     return plan

@@ -41,8 +41,13 @@ def test_commands_print_what_the_guide_shows(guide: str, tmp_path: Path) -> None
         assert OutputChecker().check_output(shown, printed, ELLIPSIS | NORMALIZE_WHITESPACE), f"{command}:\n{printed}"
 
 
-def test_guides_show_commands_to_hold_against_the_code() -> None:
-    assert {guide: len([*steps(guide)]) for guide in GUIDES} == dict(zip(GUIDES, (3, 4, 3, 5), strict=True))
+@pytest.mark.parametrize("guide", GUIDES)
+def test_no_command_that_a_guide_shows_with_its_output_is_left_out(guide: str) -> None:
+    lines = (ROOT / guide).read_text(encoding="utf-8").splitlines()
+    prompts = [line.strip().removeprefix("$ ") for line in lines if line.lstrip().startswith("$ ")]
+    own = [command for command in prompts if not any(words in command for words in READERS)]
+    assert own
+    assert own == [command for command, _ in steps(guide) if not command.startswith(UNSHOWN) or command in own]
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\(([^)#:]+)\)", README))

@@ -56,16 +56,16 @@ class Certificate:
         if what not in self.checks:
             self.checks.append(what)
 
-    def agree(self, what: str, claimed: object, found: object) -> None:
+    def agree(self, what: str, claimed: object, recounted: object) -> None:
         """Record a figure; refuse a number that differs by more than rounding, and any other value that differs."""
-        if not (isinstance(claimed, int | float) and isinstance(found, int | float)):
-            if claimed != found:
-                raise CertificationError(f"{what}: the plan says {claimed!s:.200}, the recount {found!s:.200}")
+        if not (isinstance(claimed, int | float) and isinstance(recounted, int | float)):
+            if claimed != recounted:
+                raise CertificationError(f"{what}: the plan says {claimed!s:.200}, the recount {recounted!s:.200}")
             return
-        difference = abs(claimed - found) / max(abs(claimed), abs(found), 1e-300)
+        difference = abs(claimed - recounted) / max(abs(claimed), abs(recounted), 1e-300)
         if not difference <= TOLERANCE:  # NaN agrees with nothing
             raise CertificationError(
-                f"{what}: the plan says {claimed:.12g}, the recount {found:.12g}; the plan was not made from this"
+                f"{what}: the plan says {claimed:.12g}, the recount {recounted:.12g}; the plan was not made from this"
                 " trace by this version, or was edited. Re-run moeplan solve"
             )
         self.figures += 1
@@ -85,7 +85,7 @@ def check_trace(plan: Plan, path: str | os.PathLike[str], certificate: Certifica
 
 
 def check_profile(plan: Plan, path: str | os.PathLike[str], certificate: Certificate) -> None:
-    """Refuse a profile that is none, or not the plan's; links that are not its own are told as unchecked."""
+    """Refuse a profile that is none, or not the plan's; list links that are not its own as unchecked."""
     known = load(path).cluster.links
     claimed, sha256 = plan.inputs.profile, sha256_file(path)
     if claimed is None or sha256 != claimed.sha256:

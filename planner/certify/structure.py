@@ -132,7 +132,7 @@ def _check_verdict(plan: Plan, usual: str, at_least: float) -> None:
 
 
 def _check_seconds(plan: Plan) -> None:
-    """Refuse a plan that hides seconds it could tell, tells others, or tells impossible ones."""
+    """Refuse a plan whose seconds are not those that its profile and links give, or are impossible."""
     could = plan.inputs.profile is not None or bool(plan.cluster.links)
     if ("seconds" in plan.options) != could:
         words = ("no", "with") if could else ("with", "without")
@@ -159,7 +159,7 @@ def _check_seconds(plan: Plan) -> None:
 
 
 def seconds_names(plan: Plan, one: Contender) -> set[str]:
-    """Names of the metrics of seconds that a contender must have, found by pricing an empty step with free curves."""
+    """Names of the metrics of seconds that a contender must have, by the price of an empty step under free curves."""
     seconds = SecondsOptions.of(plan)
     timed = {source.split()[0] for source in seconds.sources if source}
     if timed & {*seconds.missing} or timed | {*seconds.missing} != {*PARTS}:

@@ -167,8 +167,8 @@ def _activated(loaded: "Plan", plan: Path) -> tuple[dict[str, Any], list[str]]:
 
     predictor_of(loaded, plan.parent)  # which the plan alone does not certify
     active = activate(plan)
-    found = f"active    {active}    moeplan.runtime.load_plan() finds it from here downward"
-    return {"active": str(active)}, [answer(loaded), found]
+    line = f"active    {active}    moeplan.runtime.load_plan() finds it from here downward"
+    return {"active": str(active)}, [answer(loaded), line]
 
 
 def _prepared(plan: "Plan", engine: str, output: Path, hf_config: Path | None) -> "Exported":

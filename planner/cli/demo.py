@@ -24,7 +24,7 @@ def demo(
     from ..demo.report import demo_report, exact
     from ..evaluate.metrics import COPIES, EXCHANGE, EXPERTS
 
-    with progress(lines=True) as say:
+    with progress() as say:
         done = run_demo(output, on_progress=say)
     if as_json:
         runs = []

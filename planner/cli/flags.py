@@ -32,13 +32,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 PhaseWord = StrEnum("PhaseWord", {word: word for word in get_args(Phase)})  # type: ignore[misc]  # mypy reads literals
 Phases = Annotated[list[PhaseWord] | None, optional("Only tokens of this phase; may repeat.")]
 Purpose = Annotated[
-    Literal["serving", "training"] | None, optional("Use of the plan; default: by the trace's phases.", "--for")
+    Literal["serving", "training"] | None, optional("Use of the plan; else by the trace's phases.", "--for")
 ]
 TokensPerStep = Annotated[
     int | None, optional("Tokens per step; by default 4,096 per device (prefill) or 8,192 (training).")
 ]
 Concurrency = Annotated[int | None, optional("Decode: sequences that run at once; by default 64 per device.")]
-SamplesPerStep = Annotated[int | None, optional("Prefill, training: samples per step, instead of tokens.")]
+SamplesPerStep = Annotated[int | None, optional("Prefill, training: instead of tokens.")]
 
 
 def phases(words: list[PhaseWord] | None) -> tuple[Any, ...]:

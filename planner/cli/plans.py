@@ -1,5 +1,7 @@
 """Commands that read a plan, or an engine's placement file, and change nothing: show, compare, certify, validate."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 MATRICES = "The bytes between all pairs of devices as a page (.html)."
 TIMELINE = "Draw this MoE layer, from 0: how its chunks overlap, or its balance while replicas follow the load."
+OF_LAYER = re.compile(r"((?:hidden )?layer )(\d+)(: .*)", re.DOTALL)
 PICTURE = "The timeline, else how redundant experts were weighed, as a page (.html); .json: a Chrome trace."
 
 
@@ -75,7 +78,7 @@ def show(
 def compare(
     plans: Annotated[list[Path], typer.Argument(help="The plans; gains are against the first, too.")],
     trace: Annotated[str, typer.Option(help="A trace of their model: a directory, a file or a URI.")] = "traces",
-    profile: Annotated[Path | None, optional("The profile; profile.json where there is one.")] = None,
+    profile: Annotated[Path | None, optional("The profile; else profile.json, if there.")] = None,
     phase: Phases = None,
     tokens_per_step: TokensPerStep = None,
     concurrency: Concurrency = None,
@@ -195,9 +198,9 @@ def validate(
 ) -> None:
     """Check anybody's placement file before an engine meets it; stricter than the engines are.
 
-    One line for each finding: lengths, missing layers, ids, experts left out or twice on a device, what does not
-    divide. Exits with 3 when there is one. Without --ep-size what needs the devices is not checked, without --redundant
-    the first row says how many slots there are.
+    One line for each finding, layers that share it together: lengths, missing layers, ids, experts left out or twice on
+    a device, what does not divide. --json lists them layer by layer. Exits with 3 when there is one. Without --ep-size
+    what needs the devices is not checked, without --redundant the first row says how many slots there are.
 
     \b
     Examples:
@@ -211,13 +214,22 @@ def validate(
     model, kind = spec_of_config(hf_config), read_config(hf_config)["model_type"]
     expected = Expected(model=model, model_type=kind, num_devices=ep_size, redundant=redundant)
     findings = [printable(finding) for finding in findings_of(file, engine, expected)]
+    lines = _together(findings)
     if as_json:
         print_json({"file": str(file), "engine": engine, "findings": findings})
     elif findings:
-        if ep_size and not findings_of(file, engine, replace(expected, num_devices=None)):
-            print(f"is --ep-size {ep_size} meant? without it the file is sound")
-            del findings[1:]
-        print("\n".join(findings))
+        without = {f"--ep-size {ep_size}": replace(expected, num_devices=None)}
+        without[f"--redundant {redundant}"] = replace(expected, redundant=None)
+        for flag, rest in without.items():
+            if rest != expected and not findings_of(file, engine, rest):
+                print(f"is {flag} meant? without it the file is sound")
+                del lines[1:]
+                break
+        else:
+            if len(lines) < len(findings):
+                sizes = f"{model.num_layers} MoE layers of {model.num_experts} experts"
+                print(f"is {hf_config} the config.json of this file's model? it has {sizes}")
+        print("\n".join(lines))
     else:
         unchecked = "" if ep_size else "; without --ep-size nothing that depends on the devices"
         print(f"{file} is sound for {engine}: {model.num_layers} MoE layers{unchecked}")
@@ -226,3 +238,14 @@ def validate(
             f"{file}: {len(findings)} finding{'s' * (len(findings) > 1)} for {engine}, above; mend the file, or write"
             " it anew with moeplan apply"
         )
+
+
+def _together(findings: Sequence[str]) -> list[str]:
+    """The findings, with one line for layers that differ in their number alone."""
+    from ...runtime.exports.engine import listed
+
+    layers = dict[tuple[str, str], list[int]]()
+    for finding in findings:
+        kind, number, words = matched.groups() if (matched := OF_LAYER.match(finding)) else (finding, "", "")
+        layers.setdefault((kind, words), []).extend([int(number)] if number else [])
+    return [f"{kind}{listed(numbers)}{words}" if numbers else kind for (kind, words), numbers in layers.items()]

@@ -59,7 +59,7 @@ def record(
     check_flags(given, RULES)
     kept: dict[str, Any] = {"weights": weights, "sample_rate": sample_rate, "max_tokens": max_tokens}
     kept["embeddings"] = embeddings
-    with progress(lines=True) as say:
+    with progress() as say:
         if model == EMBEDDED:
             from ..demo.text import record_embedded
 

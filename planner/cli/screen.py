@@ -64,14 +64,14 @@ def end_interrupted(kept: str) -> NoReturn:
 
 
 @contextlib.contextmanager
-def progress(*, lines: bool = False) -> Iterator[Callable[[str], None]]:
-    """Yield a call that says on stderr what is done: in a terminal with the time since, else not at all or by lines."""
+def progress() -> Iterator[Callable[[str], None]]:
+    """Yield a call that says on stderr what is done: in a terminal with the time since, else by lines."""
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.table import Column
 
     words = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=False))
     columns = SpinnerColumn(), words, TimeElapsedColumn()
-    with _bar(*columns, line="{description}" if lines else "", start="starting") as update:
+    with _bar(*columns, line="{description}", start="starting") as update:
         yield lambda text: update(description=text)
 
 
@@ -101,7 +101,7 @@ def byte_progress() -> Iterator[Callable[[int, int], None]]:
 def _bar(*columns: Any, line: str, start: str = "") -> Iterator[Callable[..., None]]:
     """Yield a call that updates the fields of a bar on stderr, which disappears at the end.
 
-    Without a terminal they fill `line`, where there is one, which is printed about every ten seconds.
+    Without a terminal they fill `line`, which is printed about every ten seconds.
     """
     if sys.stderr.isatty():
         from rich.progress import Progress
@@ -113,7 +113,7 @@ def _bar(*columns: Any, line: str, start: str = "") -> Iterator[Callable[..., No
 
     def say(**fields: Any) -> None:
         nonlocal last
-        if line and time.monotonic() - last >= LINE_S:
+        if time.monotonic() - last >= LINE_S:
             last = time.monotonic()
             print(f"moeplan: {line.format(**fields)}", file=sys.stderr, flush=True)
 

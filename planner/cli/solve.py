@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ..request import Request
 
 BY = "What to plan by; auto tries all and combines them."
-WIRE = "Send hidden vectors as 8-bit rows with a scale each, in standard dispatch; results change."
-TRACES = "The trace: a directory (traces unless given), a file or a URI. eplb: several with weights."
+WIRE = "Send hidden vectors as 8-bit rows; results change."
+TRACES = "A directory (default: traces), a file or a URI; eplb: several with weights."
 
 
 @with_strategy_flags
@@ -36,12 +36,12 @@ def solve(
     flags: StrategyFlags,
     strategy: Annotated[Literal[tuple(STRATEGIES)], typer.Option(help=BY)] = "auto",  # type: ignore[valid-type]
     trace: Annotated[list[str] | None, optional(TRACES, metavar="TRACE[:WEIGHT]")] = None,
-    profile: Annotated[Path | None, optional("The profile; profile.json where there is one.")] = None,
-    cluster: Annotated[str | None, optional("NxG: N nodes of G devices, instead of the profile's.")] = None,
-    link: Annotated[list[str] | None, optional("KIND=GBps:us, instead of the profile's; may repeat.")] = None,
-    on: Annotated[Path | None, optional("Add this decision to a plan; the cluster is that plan's.")] = None,
-    previous: Annotated[Path | None, optional("exflow: the plan in force, to move few experts from.", "--from")] = None,
-    dispatch: Annotated[Dispatch | None, optional("Dispatch model, instead of the strategy's own.")] = None,
+    profile: Annotated[Path | None, optional("The profile; else profile.json, if there.")] = None,
+    cluster: Annotated[str | None, optional("N nodes of G devices; else the profile's.", metavar="NxG")] = None,
+    link: Annotated[list[str] | None, optional("Instead of the profile's; may repeat.", metavar="KIND=GBps:us")] = None,
+    on: Annotated[Path | None, optional("Add this decision to a plan, on its cluster.")] = None,
+    previous: Annotated[Path | None, optional("exflow: the plan in force; few experts move.", "--from")] = None,
+    dispatch: Annotated[Dispatch | None, optional("Dispatch model; else the strategy's own.")] = None,
     wire: Annotated[Wire | None, optional(WIRE)] = None,
     phase: Phases = None,
     fit_fraction: Annotated[
@@ -76,7 +76,7 @@ def solve(
     """
     from ..request import Request, cluster_for, profile_for
 
-    source, mixture = _sources(trace)  # one that is mistyped is told before a profile that is missing
+    source, mixture = _sources(trace)  # a mistyped trace is refused before a missing profile
     known = profile_for(profile)
     request = Request.of(
         strategy=strategy,

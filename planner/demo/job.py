@@ -130,7 +130,7 @@ class BlockOfModel(RoutedBlock):
 
 
 class ExchangeOfModel(RoutedExchange):
-    """The exchanges of some megabytes of a rank, which keeps more than of even ones only where tokens move on."""
+    """Exchanges of some megabytes per rank; only where tokens move on does a rank keep more than an even share."""
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
         """From 1 to 3 MiB: those of a chunk's busiest device, and of a layer's."""
@@ -139,7 +139,7 @@ class ExchangeOfModel(RoutedExchange):
 
 
 class AgreementOnCounts(AllToAll):
-    """The all-to-alls in which ranks tell each other an int64 or some: those of a layer's counts."""
+    """All-to-alls of a few int64 per rank: those of a layer's counts."""
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
         """One number to each rank, and as many as where tokens move on."""
@@ -280,10 +280,13 @@ def _run_rank(world: World, job: Job) -> RankResult:
 
 def _keep_memory() -> None:
     """Let this process keep what it frees, and have some: a virtual machine's first touch of a page is slow."""
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # glibc's
-        mallopt(M_MMAP_MAX, 0)
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-        np.ones(KEPT_BYTES, np.uint8)
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # not glibc: macOS and musl, static builds, Windows
+        return
+    mallopt(M_MMAP_MAX, 0)
+    mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    np.ones(KEPT_BYTES, np.uint8)
 
 
 def _profile_beside(reports: Sequence[Start | Step]) -> Profile:

@@ -60,7 +60,7 @@ class Cut:
 
     @classmethod
     def of(cls, shares: Sequence[Sequence[float]], calls: Ints | None = None) -> Self:
-        """The chunks of these shares, a tuple a layer; one call each unless told."""
+        """Chunks of these shares, a tuple per layer; `calls` of the experts per chunk, by default 1."""
         degree_L = np.array([len(column) for column in shares])
         share_CL = np.zeros((degree_L.max(), len(shares)))
         for layer, column in enumerate(shares):
@@ -70,7 +70,7 @@ class Cut:
     def parts(self, rows: Ints, calls: Ints | int = 1) -> list[Ints]:
         """Rows of each chunk, or of each of its `calls` `[L]`, of `rows` `[B, L, ...]`, rounded up to whole rows.
 
-        Layers that nothing cuts keep their rows, which are broken where they are mean or expected ones.
+        Whole layers keep their rows, which are fractions where they are means or expectations.
         """
         other_axes = (1,) * (rows.ndim - 2)
         if self.shares is None:
@@ -96,8 +96,8 @@ class Cut:
         """Seconds that a stage works whose chunks take `seconds` `[..., C, B, L]`, `[..., B, L]`."""
         return np.asarray(seconds.sum(axis=-3) * (self.degree if self.shares is None else 1))
 
-    def taken(self, *stages: Floats, full_duplex: bool) -> Floats:
-        """From the first chunk's first stage to the last one's last; three of `[..., C, B, L]` give `[..., B, L]`."""
+    def layer_s(self, *stages: Floats, full_duplex: bool) -> Floats:
+        """Seconds of a layer from its first chunk to its last one's end, `[..., B, L]`, of stages `[..., C, B, L]`."""
         if self.shares is None:
             first, middle, last = (stage[..., 0, :, :] for stage in stages)
             return layer_seconds(self.degree, first, middle, last, full_duplex=full_duplex)
@@ -183,8 +183,8 @@ class Pipeline:
         if cuts.backward is not None:
             passes["moe_backward_s"] = (cuts.backward, self._reversed(self.chunks(cuts.backward)), 0.0)
         for name, (cut, stages, agreement_s) in passes.items():
-            taken = _each(partial(cut.taken, full_duplex=self.passes.full_duplex), *stages)
-            layers[name] = later(taken, agreement_s)
+            seconds = _each(partial(cut.layer_s, full_duplex=self.passes.full_duplex), *stages)
+            layers[name] = later(seconds, agreement_s)
         crossed_QB: Floats = np.sum([self._crossed(*one).sum(axis=2) for one in passes.values()], axis=0)
         return layers, crossed_QB
 
@@ -219,7 +219,7 @@ class Pipeline:
         links = [[stacked(*link) for link in exchange] for exchange in (sent, returned)]
         return ChunkSeconds(cut, links[0], scaled(cut.calls, calls), links[1])
 
-    def taken(self, chunks: ChunkSeconds, *, back: bool = False) -> Floats:
+    def pass_s(self, chunks: ChunkSeconds, *, back: bool = False) -> Floats:
         """Seconds of the forward or the backward pass, mean over steps, `[Q Q, L]`, the curves themselves midmost.
 
         Exchanges are at each level with experts at each.
@@ -229,9 +229,9 @@ class Pipeline:
 
     def both(self, cuts: Cuts) -> Floats:
         """Seconds of all passes under the curves themselves, mean over steps, `[L]`."""
-        passes = [self.taken(self.chunks(cuts.forward))]
+        passes = [self.pass_s(self.chunks(cuts.forward))]
         if cuts.backward is not None:
-            passes.append(self.taken(self.chunks(cuts.backward), back=True))
+            passes.append(self.pass_s(self.chunks(cuts.backward), back=True))
         seconds_QL = np.sum(passes, axis=0)
         return np.asarray(seconds_QL[len(seconds_QL) // 2])
 
@@ -262,7 +262,7 @@ class Pipeline:
     def _crossed(self, cut: Cut, stages: Stages, agreement_s: float) -> Floats:
         """Seconds of a pass after an agreement, exchanges at each level with experts at each, `[Q Q, B, L]`."""
         first, middle, last = (np.stack([one.low, one.seconds, one.high]) for one in stages)
-        seconds = cut.taken(first[:, None], middle[None], last[:, None], full_duplex=self.passes.full_duplex)
+        seconds = cut.layer_s(first[:, None], middle[None], last[:, None], full_duplex=self.passes.full_duplex)
         return agreement_s + seconds.reshape(-1, *seconds.shape[2:])
 
 

@@ -135,7 +135,7 @@ class Cohort:
 
 
 def by_pairs(cohorts: Sequence[Cohort], model: ModelSpec) -> bool:
-    """Check whether counts tell the pairs of every recorded step by source: they have the ranks of the cluster.
+    """Check whether counts hold the pairs of every recorded step by source: they have the ranks of the cluster.
 
     They are read one by one where they fit into memory.
     """

@@ -283,7 +283,7 @@ def _half_trip(series: Series, places: int, moves: int = 0) -> Curve2:
 
 
 def _agreements(even: Series | None) -> tuple[float, float]:
-    """Seconds in which ranks tell each other their counts: of copies, and where tokens move on also of sums.
+    """Seconds in which ranks exchange their counts: of copies, and where tokens move on also of sums.
 
     By the even all-to-all of as many bytes: one int64 to each of P ranks, and 2 P to each.
     """

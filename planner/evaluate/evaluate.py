@@ -174,7 +174,7 @@ def _moving(scene: Scene, contenders: Sequence[Contender]) -> tuple[list[Journey
             if journey.homes is not None:
                 raise UsageError(f"{label}: it moves samples, which are not counted one by one here")
         return [*journeys.values()], homes
-    for label, journey in journeys.items():  # counts tell all of samples that stay
+    for label, journey in journeys.items():  # counts hold all that samples that stay need
         by_place = journey.placement.has_replicas and journey.rule != "even"
         if journey.homes is None and journey.dispatch_model == "standard" and not by_place:
             journeys[label] = replace(journey, homes=stay)

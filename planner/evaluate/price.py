@@ -127,9 +127,9 @@ def _priced(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> S
 
 
 def cuts_of(journey: Journey, passes: Passes, num_layers: int) -> Cuts:
-    """The cuts of a journey's layers, of whole ones one chunk."""
-    one = Cut.equal(1, num_layers)
-    return journey.cuts or Cuts(one, one if passes.backward else None)
+    """Cuts of a journey's layers; a whole layer is one chunk."""
+    whole = Cut.equal(1, num_layers)
+    return journey.cuts or Cuts(whole, whole if passes.backward else None)
 
 
 def _around(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> dict[str, Prediction]:

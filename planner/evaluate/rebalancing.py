@@ -62,9 +62,9 @@ class Following:
         from ...solvers.flexmoe import follow
 
         start, records = tables_of(placement), np.ascontiguousarray(pairs[:, :, None], np.int64)
-        told = hashlib.sha256(records.ravel().data)
-        told.update(start.ravel().data)
-        key = told.digest()
+        digest = hashlib.sha256(records.ravel().data)
+        digest.update(start.ravel().data)
+        key = digest.digest()
         if key not in self._known:
             self._known[key] = follow(
                 records,  # of one micro-batch a step

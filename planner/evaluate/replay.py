@@ -169,7 +169,7 @@ def _walked(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: 
 
 
 def _of_pairs(scene: Scene, journeys: Sequence[Journey], *, ports: bool) -> list[list[Tally]]:
-    """The tallies of journeys on counts by step and source rank; without ranks sources are taken to be alike."""
+    """The tallies of journeys on counts by step and source rank; without ranks all sources count as alike."""
     cluster, top_k, tallies = scene.cluster, scene.model.top_k, list[list[Tally]]()
     ports = ports and scene.paired
     for pairs in step_pairs(scene):

@@ -50,7 +50,7 @@ class Scene:
     #: Where some contender's layers are cut into chunks; None: steps are one forward pass of whole layers
     passes: Passes | None = None
 
-    #: Whether counts tell the pairs of every step by source, so that exchanges are timed
+    #: Whether counts hold the pairs of every step by source, so that exchanges are timed
     paired: bool = False
     record_steps: int = 1  #: That a recorded step stands for: the mean distance between two
     #: Pairs of the steps of each cohort, once counted (`replay.step_pairs`)

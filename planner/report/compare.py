@@ -41,6 +41,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
     return {
         "trace": {"path": comparison.trace, "sha256": comparison.trace_sha256},
         "cluster": str(comparison.cluster),
+        "profile_cluster": comparison.profiled and str(comparison.profiled),
         "unit": comparison.unit,
         "resampled": comparison.resampled,
         "step": comparison.size and asdict(comparison.size),
@@ -144,6 +145,11 @@ def _doubts(comparison: Comparison) -> Iterator[str]:
         yield f"all {comparison.unit}s were fitted by these plans: expect less on others"
     elif comparison.num_fitted:
         yield f"{comparison.num_fitted} {comparison.unit}s that a plan was fitted to are left out"
+    if comparison.profiled is not None:
+        yield (
+            f"the profile is of {comparison.profiled}, not {comparison.cluster}: its curves and links are taken as they"
+            " are, links that it lacks from the first plan"
+        )
     yield from _timed_before(comparison)
     if scaled := scaled_up(part):
         yield scaled

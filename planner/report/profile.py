@@ -16,7 +16,8 @@ from ...profilers.profile import Profile
 from ...profilers.series import Series, series_key
 from ..figures import TimeUnit, percent
 
-LEGEND = "error: median and worst of the fit, on sizes that it had not seen"
+LEGEND = "error: median and 95th percentile, on sizes that the fit had not seen; intervals of plans hold it"
+FAR_OFF = 0.5  # from what was measured
 
 
 def profile_report(profile: Profile, path: Path, console: Console) -> None:
@@ -26,7 +27,7 @@ def profile_report(profile: Profile, path: Path, console: Console) -> None:
     if profile.series:
         console.print()
         console.print(_series_table(profile))
-        console.print(LEGEND)
+        console.print(f"{LEGEND}{_furthest(profile)}")
         console.print()
     for kind, link in profile.cluster.links.items():
         source = profile.link_origins[kind] + 1
@@ -161,8 +162,22 @@ def _times(series: Series) -> tuple[str, str]:
     return f"{_time(min(medians))}-{_time(max(medians))}", peak
 
 
+def _furthest(profile: Profile) -> str:
+    """The size that is predicted worst of all, where that is far off; else empty."""
+    fits = [(key, one.fit) for key, one in profile.series.items() if one.fit and one.fit.model.kind in one.fit.held_out]
+    worst = max(fits, key=lambda row: row[1].held_out[row[1].model.kind].worst_error, default=None)
+    if worst is None:
+        return ""
+    key, fit = worst
+    held_out = fit.held_out[fit.model.kind]
+    if held_out.worst_error < FAR_OFF:
+        return ""
+    size = ", ".join(f"{axis} {value:,}" for axis, value in zip(fit.axes, held_out.sizes[0], strict=True))
+    return f". Furthest off: {key}, {percent(held_out.worst_error)} at {size}: check such sizes on the machine"
+
+
 def _fitted(series: Series, missing: int) -> tuple[str, str]:
-    """The chosen kind, and its median and worst error on sizes it had not seen; without a fit, the sizes there are."""
+    """The chosen kind, and its median and 95th percentile error on unseen sizes; without a fit, the sizes there are."""
     fit = series.fit
     if fit is None:
         measured = len(series.measurements)
@@ -171,7 +186,7 @@ def _fitted(series: Series, missing: int) -> tuple[str, str]:
     if kind == "roofline":
         return kind, "not measured"
     held_out = fit.held_out.get(fit.model.kind)
-    return kind, f"{percent(held_out.median_error)}, {percent(held_out.worst_error)}" if held_out else "untried"
+    return kind, f"{percent(held_out.median_error)}, {percent(held_out.p95_error)}" if held_out else "untried"
 
 
 def _three(value: float) -> str:

@@ -33,7 +33,7 @@ def trace_report(trace: Trace | CountTrace, statistics: Statistics, console: Con
 
 
 def statistics_json(trace: Trace | CountTrace, statistics: Statistics) -> dict[str, Any]:
-    """Statistics as a JSON object; null where the trace does not tell."""
+    """Statistics as a JSON object; null where the trace does not record them."""
     tokens, local = statistics.tokens, statistics.locality
 
     def information(part: Information) -> dict[str, list[float]]:

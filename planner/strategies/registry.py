@@ -1,6 +1,6 @@
 """The strategies there are: a row each.
 
-Rows are light, so that the command line can tell its flags; what a strategy does is imported when it is asked for.
+Rows are light, so that the command line knows its flags; what a strategy does is imported when it is asked for.
 """
 
 from dataclasses import dataclass

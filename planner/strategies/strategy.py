@@ -159,7 +159,7 @@ class Strategy:
         return copies_metric(dispatch_model, scene.cluster)
 
     def recheck(self, plan: Plan, again: Recheck | None, certificate: "Certificate") -> None:
-        """Hold a plan's claims on this decision against its definition; without `again`, what the plan alone tells.
+        """Hold a plan's claims on this decision against its definition; without `again`, what the plan alone shows.
 
         The certificate takes the figures, what was checked and what was not; CertificationError where a rule is broken,
         or a bound is better than what is proven.

@@ -15,7 +15,7 @@ from ...solvers.placement import BY_STEP
 from ...traces.model import ModelSpec
 from ..plan import Plan
 from .carried import described
-from .engine import PERMUTE, SIDECAR, Engine, Expected, Exported, family_of, rule_of, unserved
+from .engine import PERMUTE, SIDECAR, Engine, Expected, Exported, family_of, rule_of, titled, unserved
 from .sglang import SGLang
 from .tensorrt_llm import TensorRTLLM
 from .tutel import Tutel
@@ -23,6 +23,7 @@ from .vllm import VLLM, VLLMAscend
 
 __all__ = [
     "ENGINES",
+    "PERMUTE",
     "SIDECAR",
     "Engine",
     "Expected",
@@ -34,6 +35,7 @@ __all__ = [
     "judged_by",
     "prepared",
     "strays",
+    "titled",
     "unserved",
     "validate",
     "write",

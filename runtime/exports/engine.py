@@ -71,6 +71,7 @@ class Engine(Protocol):
     carries: frozenset[str]  #: The decisions that its files carry
     trains: bool  #: Whether it trains models, too; else it serves them
     lacks: tuple[Lack, ...]  #: Why it cannot serve some models under a plan
+    runs_on: str  #: Devices that it needs where these are no GPUs; else empty
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path, rule: str | None) -> Exported:
         """The files of a plan, which will lie in `directory`; replicas are chosen by a `rule`, as `rule_of` has it.
@@ -89,6 +90,11 @@ class Engine(Protocol):
         InputError
             It cannot be read as a file of this kind at all.
         """
+
+
+def titled(engine: Engine) -> str:
+    """Name of an engine for a screen, with the devices that it needs where these are no GPUs."""
+    return f"{engine.name} ({engine.runs_on})" if engine.runs_on else engine.name
 
 
 def family_of(models: Mapping[str, str], model: ModelSpec, model_type: str | None) -> str | None:

@@ -61,6 +61,7 @@ class SGLang:
         Lack("no expert-location hook", "ignores the file", WITHOUT_HOOK),
         Lack("no all-to-all (deepep)", "stops at the start command's --moe-a2a-backend", {"gpt_oss": "gpt-oss"}),
     )
+    runs_on = ""
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path, rule: str | None) -> Exported:
         """The map of every hidden layer; dense ones hold expert i mod E in slot i."""

@@ -53,6 +53,7 @@ class TensorRTLLM:
     carries = frozenset({"placement"})
     trains = False
     lacks: tuple[Lack, ...] = (Lack("no load balancer", "ignores the file or stops", UNLISTED),)
+    runs_on = ""
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path, rule: str | None) -> Exported:
         """Rows by hidden layer; MTP layers that were not planned hold expert i mod E in slot i."""

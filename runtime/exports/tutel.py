@@ -34,6 +34,7 @@ class Tutel:
     carries = frozenset({"pipeline"})
     trains = True
     lacks: tuple[Lack, ...] = ()
+    runs_on = ""
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path, rule: str | None) -> Exported:
         """The degrees, and the line that hands them to each layer."""

@@ -70,6 +70,7 @@ class VLLM:
     carries = frozenset({"placement"})
     trains = False
     lacks: tuple[Lack, ...] = (Lack("no EPLB", "ignores the file", WITHOUT_EPLB),)
+    runs_on = ""
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path, rule: str | None) -> Exported:
         """The rows, the plugin's module and the distribution that names it."""
@@ -123,6 +124,7 @@ class VLLMAscend:
     carries = frozenset({"placement"})
     trains = False
     lacks: tuple[Lack, ...] = ()
+    runs_on = "Ascend NPUs"
 
     def export(self, plan: Plan, model: ModelSpec, directory: Path, rule: str | None) -> Exported:
         """The experts of every device of every MoE layer."""

@@ -1,11 +1,13 @@
 """The demo on real processes, and what it must show."""
 
+import ctypes
 import json
 import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -46,6 +48,27 @@ def test_ctrl_c_is_not_answered_by_the_processes_that_compile(tmp_path: Path, mo
     job.compile_solvers()
     assert {path.stem: path.read_text() for path in tmp_path.glob("*.txt")} == dict.fromkeys(GROUPS, "True")
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+@pytest.mark.parametrize(
+    "loaded",
+    [
+        Mock(side_effect=TypeError("argument of type 'NoneType' is not iterable")),  # Windows
+        Mock(side_effect=OSError("Dynamic loading not supported")),  # a static build
+        Mock(return_value=object()),  # macOS, musl
+    ],
+)
+def test_memory_is_kept_where_the_c_library_can_and_else_nothing_is_done(loaded: Mock, monkeypatch: Any) -> None:
+    monkeypatch.setattr(job, "KEPT_BYTES", -1)  # refused where it is asked for
+    monkeypatch.setattr(ctypes, "CDLL", loaded)
+    job._keep_memory()
+    monkeypatch.setattr(ctypes, "CDLL", library := Mock())
+    with pytest.raises(ValueError, match="negative dimensions"):
+        job._keep_memory()
+    assert library.return_value.mallopt.call_args_list == [
+        call(job.M_MMAP_MAX, 0),
+        call(job.M_TRIM_THRESHOLD, 2**31 - 1),
+    ]
 
 
 def test_ctrl_c_ends_it(tmp_path: Path, monkeypatch: Any) -> None:

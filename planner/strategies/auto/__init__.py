@@ -19,5 +19,5 @@ class AutoParams(Params):
         expected="seconds above 0, at most 1e7",
     )
     engine: Literal["sglang", "vllm", "vllm-ascend", "tensorrt-llm", "tutel"] | None = flag(
-        None, "Keep to what this engine carries out; moeplan.runtime carries out all."
+        None, "Keep to what this engine carries out."
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ....runtime.decisions import PipelineDecision, SamplePolicyDecision
-from ....runtime.exports import ENGINES, unserved
+from ....runtime.exports import ENGINES, titled, unserved
 from ....runtime.plan import Part, Plan
 from ....solvers.outcome import Status
 from ....solvers.placement import BY_STEP
@@ -134,13 +134,15 @@ def _carried(options: AutoOptions, model: ModelSpec, *, training: bool) -> Itera
     able = {name: engine for name, engine in ENGINES.items() if engine.trains or not training}
     if runs := [name for name in best.engines if name in able]:
         if best.share.value >= MATTERS:
-            yield f"{' and '.join(runs)} can run it, too: moeplan apply PLAN --engine NAME -o DIR"
+            named = " and ".join(titled(able[name]) for name in runs)
+            yield f"{named} can run it, too: moeplan apply PLAN --engine NAME -o DIR"
         return
     for candidate in sorted((best, *options.listed), key=lambda candidate: -candidate.inner):
         for name in candidate.engines if candidate.inner >= MATTERS else ():
             carried.setdefault(name, candidate)
     listed = "; ".join(
-        f"{name}: {candidate.name}, about {-100 * candidate.share.value:+z.0f} %"  # solved for it, a little different
+        # Solved for it, a little different.
+        f"{titled(able[name])}: {candidate.name}, about {-100 * candidate.share.value:+z.0f} %"
         for name, candidate in carried.items()
         if name in able
     )

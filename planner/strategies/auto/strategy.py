@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ....errors import CertificationError, UsageError
 from ....runtime.decisions import SamplePolicyDecision
-from ....runtime.exports import ENGINES, engines_of, unserved
+from ....runtime.exports import ENGINES, PERMUTE, engines_of, titled, unserved
 from ....runtime.plan import Metric, Plan
 from ....solvers.outcome import Status
 from ...certify.certificate import Certificate
@@ -51,8 +51,8 @@ class Auto(Strategy):
                 f"--engine {engine} with --wire {task.wire}, which moeplan.runtime alone carries out; leave one out"
             )
         if engine and (why := unserved(ENGINES[engine], task.model)):
-            others = [name for name, other in ENGINES.items() if not unserved(other, task.model)]
-            raise UsageError(f"--engine {engine}: {why}; expected one of {', '.join(others)}")
+            others = [titled(other) for other in ENGINES.values() if not unserved(other, task.model)]
+            raise UsageError(f"--engine {engine}: {why}; expected one of {', '.join(others)}. For {engine} {PERMUTE}")
 
     def make(self, task: Task) -> "Solved":
         """The best plan for a task; errors as in `Search.run`."""

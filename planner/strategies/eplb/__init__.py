@@ -45,8 +45,8 @@ class EplbParams(PlacementParams):
     pins: tuple[tuple[int, int], ...] = flag((), PIN, name="pin", metavar="EXPERT@DEVICE", parse=_pins, repeats=True)
     replica_rule: Literal["even", "nearest", "quota", "lp"] = flag(
         "even",
-        "Rule by which tokens choose replicas; nearest: every node holds every expert, no token leaves its node; lp"
-        " (SGLang), quota: every step is split exactly.",
+        "How tokens choose replicas; nearest: on their node, which then holds all experts; lp (SGLang), quota: split"
+        " exactly.",
     )
     quantile: float | None = flag(
         None,

@@ -64,19 +64,19 @@ def write_redundancy(plan: Plan, path: str | os.PathLike[str]) -> None:
 
 
 def _table(weighed: Redundancy) -> Table:
-    times = [one.seconds for one in weighed.candidates if one.seconds is not None]
+    times = [row.seconds for row in weighed.candidates if row.seconds is not None]
     unit = TimeUnit.up_to(max(times, default=0.0))
     rows = weighed.candidates
     columns = [
-        Column("replicas", [f"{one.redundant:,}{' (chosen)' if one == weighed.chosen else ''}" for one in rows]),
-        Column("slots/device", [str(one.slots) for one in rows]),
-        Column("balance (p95)", [f"{one.balance:.3f} ({one.balance_p95:.3f})" for one in rows]),
+        Column("replicas", [f"{row.redundant:,}{' (chosen)' if row == weighed.chosen else ''}" for row in rows]),
+        Column("slots/device", [str(row.slots) for row in rows]),
+        Column("balance (p95)", [f"{row.balance:.3f} ({row.balance_p95:.3f})" for row in rows]),
     ]
     if times:
         what = "step" if weighed.metric == STEP else "experts"
-        columns.append(Column(f"{what}, {unit.name}", [unit.text(one.seconds or 0.0) for one in rows]))
+        columns.append(Column(f"{what}, {unit.name}", [unit.text(row.seconds or 0.0) for row in rows]))
     if rows[0].memory_bytes is not None:
-        columns.append(Column("MB/device", [megabytes(one.memory_bytes or 0) for one in rows]))
+        columns.append(Column("MB/device", [megabytes(row.memory_bytes or 0) for row in rows]))
     return Table(columns)
 
 
@@ -84,12 +84,12 @@ def _chosen(choice: Choice) -> str:
     """The placement chosen, and the figures that chose it."""
     if not choice.candidates:
         return f"{BY['published']}: {choice.reason}"
-    ours = {one.by: one for one in choice.candidates}
+    ours = {row.by: row for row in choice.candidates}
     if choice.chosen == "published":
-        tried = ", ".join(f"{one.balance:.4f} against {one.published:.4f} {BY[one.by]}" for one in choice.candidates)
+        tried = ", ".join(f"{row.balance:.4f} against {row.published:.4f} {BY[row.by]}" for row in choice.candidates)
         return f"{BY['published']}: nothing is certainly more even on parts of the fitted samples ({tried})"
-    one = ours[choice.chosen]
-    figures = f"{one.balance:.4f} against {one.published:.4f} of EPLB as published, certainly {one.low:.4f} less"
+    row = ours[choice.chosen]
+    figures = f"{row.balance:.4f} against {row.published:.4f} of EPLB as published, certainly {row.low:.4f} less"
     return f"{BY[choice.chosen]}: on parts of the fitted samples balance is {figures}"
 
 
@@ -111,12 +111,12 @@ def _words(weighed: Redundancy, plan: Plan) -> Iterator[str]:
 def _drawn(weighed: Redundancy) -> "Figure":
     import plotly.graph_objects as go
 
-    extra = [one.redundant for one in weighed.candidates]
+    extra = [row.redundant for row in weighed.candidates]
     figure = go.Figure()
     for name, values in (("balance", BALANCE), ("balance, 95th percentile", TAIL)):
-        figure.add_scatter(x=extra, y=[getattr(one, values) for one in weighed.candidates], name=name)
+        figure.add_scatter(x=extra, y=[getattr(row, values) for row in weighed.candidates], name=name)
     if weighed.candidates[0].seconds is not None:
-        times = [one.seconds for one in weighed.candidates]
+        times = [row.seconds for row in weighed.candidates]
         figure.add_scatter(x=extra, y=times, name=WEIGHED_BY[weighed.metric], yaxis="y2", line={"dash": "dot"})
     figure.add_vline(x=weighed.chosen.redundant, line_dash="dash", annotation_text="chosen")
     return figure.update_layout(

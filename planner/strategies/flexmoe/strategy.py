@@ -209,7 +209,7 @@ class _Candidate:
 
 
 def _chosen(task: Task, params: FlexmoeParams, pairs: Pairs) -> tuple[_Candidate, dict[str, float]]:
-    """Slots and horizon as asked for, else the fewest and the one best on the fitted steps, and what was tried."""
+    """Slots and horizon, as asked for, else best on the fitted steps; and the figures of all that were tried."""
     model, devices, scene = task.model, task.request.cluster.num_devices, task.scene
     group, record_steps = scene.cluster.devices_per_node, scene.record_steps
     slots_for(model.num_experts, devices, params.slots)
@@ -221,7 +221,7 @@ def _chosen(task: Task, params: FlexmoeParams, pairs: Pairs) -> tuple[_Candidate
     some, tried = np.ascontiguousarray(pairs[-TRIED_STEPS:, layers]), dict[str, float]()
 
     def best(candidates: Sequence[_Candidate]) -> _Candidate:
-        """The one of the least figure; nothing is tried for one alone."""
+        """Candidate with the least figure; a single candidate is not tried."""
         if len(candidates) == 1:
             return candidates[0]
         for candidate in candidates:

@@ -36,7 +36,7 @@ class DegreeTable:
 
     #: A forward and a backward degree, `[P, 2]`, the smallest first; the same twice where one serves both passes
     pairs: Ints
-    taken: Floats  #: Seconds of all passes under every scenario, `[S, P, L]`
+    passes_s: Floats  #: Seconds of all passes under every scenario, `[S, P, L]`
     #: dispatch, experts: seconds of one chunk under the curves themselves, `[R, L]`
     dispatch: Floats
     experts: Floats
@@ -50,7 +50,7 @@ class DegreeTable:
 
     def degrees(self, method: str) -> PipelineDecision:
         """The decision by a method's name, equal chunks all."""
-        alike, layers = self.alike(self.max_degree), range(self.taken.shape[2])
+        alike, layers = self.alike(self.max_degree), range(self.passes_s.shape[2])
         if method == "degree_1":
             pair_L = np.zeros(len(layers), np.int64)
         elif method == "one_degree":
@@ -60,7 +60,7 @@ class DegreeTable:
             printed = [optimal_degree(**line, max_degree=self.max_degree, method="paper") for line in lines]
             pair_L = alike[[one.forward - 1 for one in printed]]
         elif method == "robust":
-            pair_L = np.array([robust_choice(self.taken[:, :, layer]).choice for layer in layers])
+            pair_L = np.array([robust_choice(self.passes_s[:, :, layer]).choice for layer in layers])
         else:
             pair_L = self.middle.argmin(axis=0)
         forward, backward = self.pairs[pair_L].T.tolist()
@@ -70,7 +70,7 @@ class DegreeTable:
     @property
     def middle(self) -> Floats:
         """Seconds under the curves themselves, the middle scenario, `[P, L]`."""
-        middle: Floats = self.taken[len(self.taken) // 2]
+        middle: Floats = self.passes_s[len(self.passes_s) // 2]
         return middle
 
     def alike(self, most: int) -> Ints:
@@ -109,13 +109,13 @@ def tabulated(pipeline: Pipeline, max_degree: int, *, joint: bool) -> DegreeTabl
     forward, backward, stages = {}, {}, {}
     for degree, pieces in {(degree, max(pair)) for pair in pairs.tolist() for degree in pair}:
         chunks = pipeline.chunks(Cut.equal(degree, pipeline.scene.model.num_layers, pieces // degree))
-        forward[degree, pieces] = pipeline.taken(chunks)
-        backward[degree, pieces] = pipeline.taken(chunks, back=True) if trains else np.zeros(())
+        forward[degree, pieces] = pipeline.pass_s(chunks)
+        backward[degree, pieces] = pipeline.pass_s(chunks, back=True) if trains else np.zeros(())
         if degree == pieces:
             stages[degree] = [stage.seconds[0].mean(axis=0) for stage in chunks.stages[:2]]
-    taken = [forward[r, max(r, b)] + backward[b, max(r, b)] for r, b in pairs.tolist()]
+    seconds = [forward[r, max(r, b)] + backward[b, max(r, b)] for r, b in pairs.tolist()]
     dispatch, experts = (np.stack(column) for column in zip(*(stages[r + 1] for r in range(max_degree)), strict=True))
-    return DegreeTable(pairs, np.stack(taken, axis=1), dispatch, experts, trains, pipeline.capacity_factor)
+    return DegreeTable(pairs, np.stack(seconds, axis=1), dispatch, experts, trains, pipeline.capacity_factor)
 
 
 def unequal(pipeline: Pipeline, table: DegreeTable) -> PipelineDecision:

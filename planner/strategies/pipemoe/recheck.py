@@ -97,8 +97,8 @@ def _check_outcome(
     if decision.shares is None:
         certificate.agree("bound", outcome.bound, least)
         certificate.checked("bound of pipeline")
-    least_SL = table.taken.min(axis=1)
-    worst_PL = (table.taken - least_SL[:, None]).max(axis=0)  # regret
+    least_SL = table.passes_s.min(axis=1)
+    worst_PL = (table.passes_s - least_SL[:, None]).max(axis=0)  # regret
     smallest_L = worst_PL.min(axis=0) + TOLERANCE * least_SL.max(axis=0)
     for layer, pair in enumerate(table.chosen(decision) if options.method == "robust" else ()):
         if worst_PL[pair, layer] > smallest_L[layer]:

@@ -17,7 +17,7 @@ from ...evaluate.metrics import COMBINE, DISPATCH, DROPPED, EXPERTS
 from ...figures import TimeUnit, contender_of, figure_of, percent
 from ...options import PipelineOptions, StageSeconds
 
-LEAST_CURVE_SHARE = 0.01  # of a gain, from which its curve is told
+LEAST_CURVE_SHARE = 0.01  # of a gain, from which its curve is named
 
 
 def pipeline_options(plan: Plan) -> PipelineOptions:

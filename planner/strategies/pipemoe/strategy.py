@@ -58,7 +58,7 @@ class Pipemoe(Strategy):
         task.say("solving pipemoe")
         started = time.perf_counter()
         table = tabulated(pipeline, params.max_degree or TUTEL_MAX_DEGREE, joint=params.joint)
-        if not (longest := table.taken.max()) <= MAX_SECONDS:
+        if not (longest := table.passes_s.max()) <= MAX_SECONDS:
             raise InputError(
                 f"an MoE layer takes {longest:.3g} s by the profile and the links; expected at most {MAX_SECONDS:g}:"
                 " measure again, or correct --link"

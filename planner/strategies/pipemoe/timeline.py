@@ -161,7 +161,7 @@ def _lanes(timeline: Timeline, longest_s: float, columns: int) -> list[str]:
 
 
 def _signed(spans: Sequence[tuple[float, float]], columns: int) -> str:
-    """The chunks of a stage where they run; one that has the middle of no column takes a blank one near its own."""
+    """Chunks of a stage where they run; a chunk too short for a column takes a blank column beside it."""
     signs, ends = [" "] * columns, [(round(start), round(end)) for start, end in spans]
     for sign, (first, last) in zip(SIGNS, ends, strict=False):
         signs[first:last] = sign * (last - first)

@@ -153,6 +153,17 @@ def test_a_plan_becomes_an_engine_s_files_and_they_are_sound(moeplan: Any, home:
     wrong = moeplan("validate", "out", "--engine", "tensorrt-llm", *asked[:2], "--ep-size", 5, cwd=home, code=3)
     assert wrong.stdout.splitlines()[0] == "is --ep-size 5 meant? without it the file is sound"
     assert len(wrong.stdout.splitlines()) == 2
+    wrong = moeplan("validate", "out", "--engine", "tensorrt-llm", *asked[:2], "--redundant", 3, cwd=home, code=3)
+    assert wrong.stdout.startswith("is --redundant 3 meant? without it the file is sound\n")
+    (home / "other.json").write_text(json.dumps(CONFIG | {"n_routed_experts": 16}))
+    again = ("validate", "out", "--engine", "tensorrt-llm", "--hf-config", "other.json")
+    wrong = moeplan(*again, cwd=home, code=3).stdout.splitlines()
+    assert wrong[0] == "is other.json the config.json of this file's model? it has 3 MoE layers of 16 experts"
+    assert wrong[1:] == [
+        "12 slots per layer for 16 experts; every expert needs one",
+        "hidden layer 1, 2, 3, 4: leaves out expert 8, 9, 10, 11 and 4 more (8 of 16 are nowhere)",
+    ]
+    assert len(json.loads(moeplan(*again, "--json", cwd=home, code=3).stdout)["findings"]) == 5
     bad = moeplan("validate", "config.json", "--engine", "sglang", *asked, "--json", cwd=home, code=3)
     assert len(json.loads(bad.stdout)["findings"]) == 1
     assert bad.stderr.count("\n") == 1

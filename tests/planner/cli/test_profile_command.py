@@ -13,6 +13,7 @@ import pytest
 
 from moeplan.planner.cli import profile as profile_command
 from moeplan.planner.cli import screen
+from moeplan.planner.figures import percent
 from moeplan.planner.report.profile import profile_report, remarks
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.description import describe
@@ -250,8 +251,16 @@ def test_a_preset_is_a_profile_of_the_cluster_asked_for_and_says_that_attention_
     assert (str(written.cluster), written.link_origins) == ("2x4", {"intra": 0, "inter": 2})
     assert re.search(r"attention/bf16 +roofline +not measured", done.stdout)
     assert "attention by a roofline, not measured" in done.stdout
+    experts = known(written.series["expert_ffn/fp8"].fit).held_out["experts"]
+    assert re.search(rf"expert_ffn/fp8 .* {percent(experts.p95_error)}\n", done.stdout)
+    told = " ".join(done.stdout.split())
+    assert f"Furthest off: expert_ffn/fp8, {percent(experts.worst_error)} at tokens 1,920, experts 512" in told
     assert "roofline, not measured" in (tmp_path / "fits.html").read_text()
     assert done.stdout.splitlines()[-1].endswith("--profile h200.json")
+
+
+def test_no_size_is_named_where_all_are_predicted_well() -> None:
+    assert "Furthest off" not in printed(measured(), 400)
 
 
 def test_tables_cluster_and_links_go_together_in_one_command(moeplan: Any, tmp_path: Path) -> None:

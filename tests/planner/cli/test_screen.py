@@ -33,10 +33,15 @@ def test_a_terminal_shows_what_is_done_with_the_seconds_since(monkeypatch: pytes
     assert shown.endswith("\r\x1b[1A\x1b[2K")
 
 
-def test_a_pipe_is_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_is_told_a_line_about_every_ten_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     with screen.progress() as say:
-        say("solving")
-    assert capsys.readouterr().err == ""
+        for now in range(100, 126):
+            say(f"trying {now}")
+    assert capsys.readouterr().err == "moeplan: trying 110\nmoeplan: trying 120\n"
 
 
 @pytest.mark.parametrize(

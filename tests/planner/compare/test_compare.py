@@ -13,7 +13,7 @@ import pytest
 from moeplan.errors import InputError, MismatchError, UsageError
 from moeplan.planner.compare import Comparison, compare
 from moeplan.planner.evaluate.step_size import StepSize
-from moeplan.planner.report.compare import compare_report
+from moeplan.planner.report.compare import as_dict, compare_report
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.profile import load as load_profile
 from moeplan.runtime.plan import Metric, load, save
@@ -193,6 +193,18 @@ def test_links_are_the_plans_own_beside_its_profile_alone(trace: Any, make_profi
     assert compare([linked], trace.path, profile=again).cluster.links == load_profile(profile).cluster.links
     planned(trace, "eplb", "1x4", to=node)  # takes no links between nodes
     assert {*compare([node], trace.path, profile=make_profile("2x4")).cluster.links} == {"intra"}
+
+
+def test_a_profile_of_another_cluster_is_named_unless_the_plan_was_solved_with_it(
+    trace: Any, make_profile: Any, profile: Path, tmp_path: Path
+) -> None:
+    larger, words = make_profile("2x4"), "the profile is of 2x4, not 2x2: its curves and links are taken as they are"
+    for source, told in ((profile, True), (larger, False)):
+        planned(trace, "eplb", "2x2", profile=source, to=tmp_path / "plan.json")
+        comparison = compare([tmp_path / "plan.json"], trace.path, profile=larger)
+        assert (words in screen(compare_report, comparison)) == told
+        assert as_dict(comparison)["profile_cluster"] == ("2x4" if told else None)
+        assert words not in screen(compare_report, compare([tmp_path / "plan.json"], trace.path, profile=profile))
 
 
 def test_a_fixed_capacity_drops_on_other_text_what_finds_no_room_there(

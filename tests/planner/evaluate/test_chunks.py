@@ -159,7 +159,7 @@ def test_chunks_end_when_a_simulation_of_them_does(chunks: Any, degree: int, ful
     for cut, every, one_each in ((unequal, chunks, chunks), (equal, chunks[:1] * degree, chunks[:1])):
         stages = [np.array(column)[:, None, None] for column in zip(*one_each, strict=True)]
         ends = simulate(*zip(*every, strict=True), full_duplex=full_duplex)[-1].end_s
-        assert cut.taken(*stages, full_duplex=full_duplex).item() == pytest.approx(ends)
+        assert cut.layer_s(*stages, full_duplex=full_duplex).item() == pytest.approx(ends)
 
 
 def test_a_step_is_attention_and_both_passes(make_trace: Any, make_profile: Any, tmp_path: Path) -> None:

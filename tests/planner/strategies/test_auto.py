@@ -667,8 +667,21 @@ def test_engines_that_only_serve_are_not_named_for_training(trace: Trace) -> Non
         assert set(auto_of(plan).tried[0].engines) == {"sglang", "vllm", "vllm-ascend", "tensorrt-llm"}
         told = screen(solve_report, plan, Path("plan.json"), verbose=True)
         named[purpose] = [name for name in ENGINES if name in told]
-    assert named["serving"]
+        assert told.count("vllm-ascend") == told.count("vllm-ascend (Ascend NPUs)")
+    assert "vllm-ascend" in named["serving"]
     assert not named["training"]
+
+
+def test_an_engine_that_takes_no_placement_of_the_model_is_refused_with_the_ways_that_are_left(
+    trace: Trace, tmp_path: Path
+) -> None:
+    named = sized(trace, tmp_path / "named", name="gpt-oss-20b")
+    ways = (
+        r"--engine vllm: no EPLB for gpt-oss; expected one of vllm-ascend \(Ascend NPUs\), tensorrt-llm, tutel\."
+        r" For vllm a plan without replicas \(.*--redundant 0\) goes into the checkpoint: moeplan apply PLAN --check"
+    )
+    with pytest.raises(UsageError, match=ways):
+        planned(named, "auto", engine="vllm")
 
 
 def test_where_nothing_pays_it_says_so(make_trace: Any, tmp_path: Path) -> None:

@@ -122,11 +122,21 @@ def test_dispatch_and_slots_are_those_of_the_plan_in_force(trace: Any, older: An
 
 def test_what_cannot_be_re_planned_is_refused(trace: Any, make_trace: Any, old: Path, tmp_path: Path) -> None:
     planned(trace, "netmoe", to=tmp_path / "policy.json")
+    planned(trace, dispatch_model="standard", to=tmp_path / "base.json")
+    planned(trace, "netmoe", on=tmp_path / "base.json", to=tmp_path / "both.json")
     for changes, words in (
         ({"cluster": "1x2"}, "a plan for 2x2, asked for 1x2"),
         ({"horizon": 9.0, "redundant": 4}, "12 then"),
         ({"horizon": 9.0, "previous": None}, "beside --from"),
-        ({"previous": tmp_path / "policy.json"}, "expected a placement alone"),
+        (
+            {"previous": tmp_path / "policy.json"},
+            "it decides sample_policy; expected a placement alone: leave --from out, which plans anew",
+        ),
+        (
+            {"previous": tmp_path / "both.json"},
+            f"it decides placement and sample_policy; .*: give the plan that it was added to, {tmp_path}/base.json,"
+            " then add the rest again with --on",
+        ),
     ):
         with pytest.raises(UsageError, match=words):
             planned(trace, **{"previous": old} | changes)
