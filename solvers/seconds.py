@@ -23,6 +23,7 @@ from .arrays import Bools, Floats, Ints
 
 Curve = Callable[[Floats], Prediction]  # bytes through the busiest port in one direction -> seconds
 Curve2 = Callable[[Floats, Floats], Prediction]
+Curve3 = Callable[[Floats, Floats, Floats], Prediction]
 
 
 def exchange_seconds(
@@ -87,7 +88,7 @@ def expert_seconds(pairs: Ints, slots: Ints, curve: Curve2) -> Prediction:
     return slowest(found)
 
 
-def attention_seconds(tokens: Ints, contexts: Ints, curve: Curve2, calls: Ints | None = None) -> Prediction:
+def attention_seconds(tokens: Ints, contexts: Ints, curve: Curve3, calls: Ints | None = None) -> Prediction:
     """Seconds of attention, `[B, L]`.
 
     Parameters
@@ -97,7 +98,7 @@ def attention_seconds(tokens: Ints, contexts: Ints, curve: Curve2, calls: Ints |
     contexts
         The sum over these tokens of 2 p + 1, p the token's position in its sample, `[B, L, D]`.
     curve
-        Of causal attention over (batch, length).
+        Of causal attention over (batch, length, calls).
     calls
         In which they attend, `[B, L, D]`; None: one on each device.
 
@@ -109,16 +110,12 @@ def attention_seconds(tokens: Ints, contexts: Ints, curve: Curve2, calls: Ints |
         batch = n^2 / c,        length = c / n                                                                  (4)
 
     keep both: exact for c0 + c1 B L + c2 B L^2. A token alone (coherent: where it sits; decoded: after its context) has
-    its own share of its sample's L^2. Each call after the first takes the time of a single token more.
+    its own share of its sample's L^2.
     """
     held_BLD = np.maximum(tokens, 1).astype(np.float64)
     over_BLD = np.maximum(contexts, 1).astype(np.float64)
-    seconds = curve(held_BLD**2 / over_BLD, over_BLD / held_BLD)  # (4)
-    if calls is not None:
-        start, more_BLD = curve(np.ones(1), np.ones(1)), np.maximum(calls - 1, 0)
-        more = [more_BLD * level for level in (start.seconds, start.low, start.high)]
-        never_BLD = np.zeros(calls.shape, np.bool_)
-        seconds = _joined(np.add, seconds, Prediction(more[0], more[1], more[2], never_BLD))
+    calls_BLD = np.ones(tokens.shape) if calls is None else np.maximum(calls, 1).astype(np.float64)
+    seconds = curve(held_BLD**2 / over_BLD, over_BLD / held_BLD, calls_BLD)  # (4)
     return _reduced(_only_where(tokens > 0, seconds), lambda x: x.max(axis=2))
 
 

@@ -232,6 +232,14 @@ def _itself(serves_Bww: Tensor) -> Tensor:
 
 # Attention
 
+TERMS = (  # of the law, in the unit of a column
+    ("a start, s", 1.0),
+    ("a call, s", 1.0),
+    ("a token, ns", 1e9),
+    ("a token squared, ps", 1e12),
+    ("a sample, s", 1.0),
+)
+
 
 def _attention(hidden: int) -> Iterator[Row]:
     """Held-out error of LUFFY's law on the runtime's own attention, and of the law that a profile's case gives."""
@@ -241,10 +249,15 @@ def _attention(hidden: int) -> Iterator[Row]:
     equal = [[length] * number for number in (1, 4, 16) for length in lengths if number * length <= 2**15]
     mixed = [np.exp(rng.uniform(np.log(64), np.log(4096), number)).astype(int).tolist() for number in (2, 4, 8, 16) * 5]
     every = equal + mixed
-    terms = np.array([[len({*one}), sum(one), sum(n**2 for n in one), len(one)] for one in every], float)
+    terms = np.array([[1, len({*one}), sum(one), sum(n**2 for n in one), len(one)] for one in every], float)
     taken = np.array([_attended_s(attention, one) for one in every])
     folds = np.arange(len(every)) % 5
-    laws = {"token, square and call": [0, 1, 2], "token and square": [1, 2], "with seconds a sample": [0, 1, 2, 3]}
+    laws = {
+        "token, square, call and start": [0, 1, 2, 3],
+        "token, square and call": [1, 2, 3],
+        "token and square": [2, 3],
+        "with seconds a sample": [0, 1, 2, 3, 4],
+    }
     for name, columns in laws.items():
         error = np.zeros(len(every))
         for fold in range(5):
@@ -252,18 +265,18 @@ def _attention(hidden: int) -> Iterator[Row]:
             error[folds == fold] = np.abs(terms[folds == fold][:, columns] @ law / taken[folds == fold] - 1)
         law = np.array(least_relative(terms[:, columns], taken))
         fitted = dict(zip(columns, law.tolist(), strict=True))
-        names = {0: "a call, s", 1: "a token, ns", 2: "a token squared, ps", 3: "a sample, s"}
-        units = {0: 1.0, 1: 1e9, 2: 1e12, 3: 1.0}
-        more = {names[column]: value * units[column] for column, value in fitted.items()}
+        more = {TERMS[column][0]: value * TERMS[column][1] for column, value in fitted.items()}
         yield from _errors(f"{name}: held out", error, len(equal), more)
-    case, measured = CASES["attention"], np.empty(len(equal))
-    for at, one in enumerate(equal):
-        size = {"length": one[0], "batch": len(one), "hidden": hidden}
+    case, measured = CASES["attention"], list[float]()
+    sizes = [(one[0], len(one), calls) for one in equal for calls in sorted({1, len(one)})]
+    for length, batch, calls in sizes:
+        size = {"length": length, "batch": batch, "hidden": hidden, "calls": calls}
         inputs = case.prepare(size, "bf16", _here())
-        measured[at] = _seconds(functools.partial(case.run, inputs), [], "forward")
-    law = np.array(least_relative(terms[: len(equal), :3], measured))
-    more = {"a call, s": law[0], "a token, ns": law[1] * 1e9, "a token squared, ps": law[2] * 1e12}
-    yield from _errors("of the profile's case", np.abs(terms[:, :3] @ law / taken - 1), len(equal), more)
+        measured.append(_seconds(functools.partial(case.run, inputs), [], "forward"))
+    of_case = np.array([[1, calls, batch * length, batch * length**2] for length, batch, calls in sizes], float)
+    law = np.array(least_relative(of_case, np.array(measured)))
+    more = {name: value * unit for (name, unit), value in zip(TERMS[:4], law.tolist(), strict=True)}
+    yield from _errors("of the profile's case", np.abs(terms[:, :4] @ law / taken - 1), len(equal), more)
 
 
 def _errors(name: str, error: np.ndarray, equal: int, more: dict[str, float]) -> Iterator[Row]:

@@ -152,7 +152,7 @@ def _attention_rows(shape: tuple[int, int, int]) -> Iterator[Row]:
     assert costs is not None
     assert costs.attention is not None
     # as many sequences of that length as have the tokens that are computed
-    predicted = costs.attention(np.array([batch * queries / length]), np.array([float(length)]))
+    predicted = costs.attention(np.array([batch * queries / length]), np.array([float(length)]), np.ones(1))
     expected, measured = float(predicted.seconds[0]), _attention_s(batch, length, queries)
     kind = f"{batch} x {length:,} tokens" if queries == length else f"{batch} tokens, contexts of {length:,}"
     more = {"prediction over measured, %": expected / measured - 1}

@@ -190,6 +190,6 @@ def seconds_names(plan: Plan, one: Contender) -> set[str]:
     return set(filter(is_timed, figures.summands))
 
 
-def _free(first: Any, second: Any = None) -> Prediction:
+def _free(first: Any, *_: Any) -> Prediction:
     nothing = np.zeros(np.shape(first))
     return Prediction(nothing, nothing, nothing, nothing.astype(bool))

@@ -4,7 +4,7 @@ Legend: N nodes; G devices per node; P ranks of a collective.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,14 @@ import numpy as np
 from ...errors import InputError
 from ...profilers.cluster import Cluster
 from ...profilers.fits.fit import Prediction
+from ...profilers.fits.laws import AttentionLaw
 from ...profilers.predictor import predicted
 from ...profilers.profile import Profile
 from ...profilers.series import ELEMENT_BYTES, Series
 from ...runtime.decisions import DispatchModel
 from ...solvers.arrays import Floats
 from ...solvers.ports import LinkClass, link_classes
-from ...solvers.seconds import Curve, Curve2
+from ...solvers.seconds import Curve, Curve2, Curve3
 from ...traces.model import ModelSpec
 
 HIDDEN = {"hidden": "hidden_size"}  # axes of a series, and the sizes of a model that they are
@@ -44,7 +45,7 @@ class CostModel:
     agreements: Sequence[tuple[float, float]] | None = None
     gather: Sequence[Curve] | None = None
     experts: Curve2 | None = None  #: Over token-expert pairs and experts of a device
-    attention: Curve2 | None = None  #: Over (batch, length)
+    attention: Curve3 | None = None  #: Over (batch, length, calls)
     #: sources, missing: where each curve is from; why a part has none
     sources: Mapping[str, str] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -174,7 +175,7 @@ def _curve_of_two(
 ) -> _Part:
     """Curve of the first of these cases that is there, over two sizes.
 
-    Its other axes are `fixed` at sizes of the model, "grouped" at its least.
+    Its other axes are `fixed` at sizes of the model, "grouped" at its least. Of attention: over calls, too.
     """
     series = _series(profile, cases, model)
     if unknown := [name for name in fixed.values() if getattr(model, name) is None]:
@@ -185,6 +186,7 @@ def _curve_of_two(
     multi_head = 2.0 * (model.hidden_size or 0)
     more = {
         "queries": queries,
+        "calls": 1.0,
         "q": model.attention.q_size or multi_head / 2,
         "kv": float(model.attention.kv_size or multi_head),
     }
@@ -200,8 +202,39 @@ def _curve_of_two(
     elif part == "attention" and model.attention.kv_size != multi_head:
         source += " (as MHA)"
     return _Part(
-        curve, sources={part: source}, other_dtype=series.dtype not in _dtypes(model), noisy=_noisy(profile, series)
+        _in_calls(curve, series, sizes) if part == "attention" else curve,
+        sources={part: source},
+        other_dtype=series.dtype not in _dtypes(model),
+        noisy=_noisy(profile, series),
     )
+
+
+def _in_calls(curve: Curve2, series: Series, sizes: Mapping[str, float]) -> Curve3:
+    """Attention over calls, too, of which each after the first takes the same time.
+
+    Notes
+    -----
+    That time is the fitted law's. Of another fit it is what dividing the shortest sequences measured into as many calls
+    as were measured adds for each; where no calls were told apart, all the time of a single token.
+    """
+    assert series.fit is not None
+    fit, one = series.fit, np.ones(1)
+    once, most = fit.measured.get("calls", (1, 1))
+    if isinstance(fit.model, AttentionLaw):
+        call_s = fit.model.another_s
+    elif "calls" in fit.model.axes and most > once:
+        size = {**sizes, "batch": float(fit.measured["batch"][1]), "length": float(fit.measured["length"][0])}
+        divided_s, whole_s = (float(predicted(series, {**size, "calls": calls}).seconds) for calls in (most, once))
+        call_s = max(divided_s - whole_s, 0.0) / (most - once)
+    else:
+        call_s = float(curve(one, one).seconds[0])
+
+    def in_calls(batch: Floats, length: Floats, calls: Floats) -> Prediction:
+        whole, more_s = curve(batch, length), call_s * (calls - 1)
+        low, high = whole.low + more_s * fit.low_factor, whole.high + more_s * fit.high_factor
+        return replace(whole, seconds=whole.seconds + more_s, low=low, high=high)
+
+    return in_calls
 
 
 def _noisy(profile: Profile | None, series: Series | None) -> bool:

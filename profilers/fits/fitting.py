@@ -9,7 +9,7 @@ from ..cases.case import Case
 from ..measurement import PAIR, Measurement
 from .experts import AXES, ExpertSurface
 from .fit import Fit, HeldOut, Model, interval
-from .laws import AlphaBeta, AttentionLaw
+from .laws import SEQUENCES, AlphaBeta, AttentionLaw
 from .piecewise import MAX_KNOTS, Piecewise
 from .sizes import Sizes, distinct, folds
 from .surface import MAX_SITES, Surface
@@ -21,7 +21,9 @@ FITTERS: dict[str, Fitter] = {  # simplest first
     "alpha_beta": lambda seen: AlphaBeta.of(seen.works, seen.seconds),
     "piecewise": lambda seen: Piecewise.of(seen.works, seen.seconds, "piecewise"),
     "piecewise_linear": lambda seen: Piecewise.of(seen.works, seen.seconds, "piecewise_linear"),
-    "attention": lambda seen: AttentionLaw.of(*seen.along(AttentionLaw.axes), t=seen.seconds),
+    "attention": lambda seen: AttentionLaw.of(
+        *seen.along((*SEQUENCES, *(["calls"] if "calls" in seen.varying else []))), t=seen.seconds
+    ),
     "surface": lambda seen: Surface.of(seen.varying, np.stack(seen.along(seen.varying), axis=1), seen.seconds),
     "experts": lambda seen: ExpertSurface.of(
         seen.varying, dict(zip(seen.axes, seen.along(seen.axes), strict=True)), seen.seconds
@@ -94,9 +96,11 @@ def _tried(sizes: Sizes, curve: str | None) -> tuple[Mask, dict[str, Array]]:
 
 
 def _suits(kind: str, seen: Sizes) -> bool:
-    """Check whether a kind can be fitted to these sizes."""
+    """Check whether a kind can be fitted to these sizes; calls take time and do no work, which a line does not know."""
+    if "calls" in seen.varying and kind not in ("attention", "surface"):
+        return False
     if kind == "attention":
-        return set(seen.axes) == set(AttentionLaw.axes)
+        return set(SEQUENCES) <= set(seen.axes) <= {*SEQUENCES, "calls"}
     if kind == "experts" and not (set(AXES) <= set(seen.axes) <= {*AXES, "grouped"}):
         return False
     if kind in ("surface", "experts"):

@@ -1,6 +1,6 @@
 """Laws: seconds in closed form, PipeMoE's line over work and LUFFY's attention over a batch of sequences.
 
-Legend: n work (bytes, multiply-adds); t seconds; B sequences; L tokens a sequence; M hidden size.
+Legend: n work (bytes, multiply-adds); t seconds; B sequences; L tokens a sequence; M hidden size; G calls.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ..measurement import MAX_SECONDS
 
+SEQUENCES = ("batch", "length", "hidden")  # axes of attention
 MIN_SLOPE = 1e-30  # seconds a unit, beyond any hardware: stands for "time does not grow with work"
 Array = NDArray[np.float64]
 
@@ -68,15 +69,18 @@ class AlphaBeta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLaw:
-    """t = c0 + p B L M^2 + s B L^2 M: to start, projections, scores; LUFFY's c1 = p M^2 and c2 = s M at one M."""
+    """t = c0 + g (G - 1) + p B L M^2 + s B L^2 M: to start, further calls, projections, scores.
+
+    LUFFY's c1 = p M^2 and c2 = s M at one M.
+    """
 
     kind: Literal["attention"] = "attention"
-    start_s: float  #: c0
+    start_s: float  #: c0, the first call included
+    call_s: float | None = None  #: g, at most c0; None: calls were not told apart, and each takes c0
     #: projection_s, score_s: p and s, seconds a multiply-add of each; none negative
     projection_s: float
     score_s: float
 
-    axes: ClassVar[tuple[str, ...]] = ("batch", "length", "hidden")
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
 
     def __post_init__(self) -> None:
@@ -85,23 +89,46 @@ class AttentionLaw:
             raise InputError(
                 f"attention model with coefficients {coefficients}; expected none negative, not all 0, below a day"
             )
+        if self.call_s is not None and not 0 <= self.call_s <= self.start_s:
+            raise InputError(
+                f"attention model with {self.call_s} s for a call; expected 0 to the {self.start_s} s of the first"
+            )
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Axes of `seconds`, in its order."""
+        return SEQUENCES if self.call_s is None else (*SEQUENCES, "calls")
+
+    @property
+    def another_s(self) -> float:
+        """Seconds of a call after the first."""
+        return self.start_s if self.call_s is None else self.call_s
 
     @classmethod
-    def of(cls, batch: Array, length: Array, hidden: Array, *, t: Array) -> Self:
-        """The coefficients of least relative error.
+    def of(cls, batch: Array, length: Array, hidden: Array, calls: Array | None = None, *, t: Array) -> Self:
+        """The coefficients of least relative error; `calls` None: one each, whose time is not told from the start's.
 
         Notes
         -----
-            minimise  sum_i ((c0 + p B_i L_i M_i^2 + s B_i L_i^2 M_i) / t_i - 1)^2   over c0, p, s >= 0
-        """
-        terms = np.stack([np.ones(len(t)), batch * length * hidden**2, batch * length**2 * hidden], axis=1)
-        start_s, projection_s, score_s = least_relative(terms, t)
-        return cls(start_s=start_s, projection_s=projection_s, score_s=score_s)
+        With c0 = b + g, so that no call takes longer than the first,
 
-    def seconds(self, batch: Array, length: Array, hidden: Array) -> Array:
-        """Seconds of `batch` sequences of `length` tokens."""
+            minimise  sum_i ((b + g G_i + p B_i L_i M_i^2 + s B_i L_i^2 M_i) / t_i - 1)^2   over b, g, p, s >= 0
+        """
         tokens = batch * length * hidden
-        return self.start_s + self.projection_s * tokens * hidden + self.score_s * tokens * length
+        terms = [np.ones(len(t)), tokens * hidden, tokens * length, *([] if calls is None else [calls])]
+        base_s, projection_s, score_s, *call_s = least_relative(np.stack(terms, axis=1), t)
+        return cls(
+            start_s=base_s + sum(call_s),
+            call_s=call_s[0] if call_s else None,
+            projection_s=projection_s,
+            score_s=score_s,
+        )
+
+    def seconds(self, batch: Array, length: Array, hidden: Array, calls: Array | float = 1.0) -> Array:
+        """Seconds of `batch` sequences of `length` tokens, which attend in `calls` calls."""
+        tokens = batch * length * hidden
+        start_s = self.start_s + self.another_s * (calls - 1)
+        return start_s + self.projection_s * tokens * hidden + self.score_s * tokens * length
 
 
 def least_relative(terms_QC: Array, t: Array) -> list[float]:

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from ...profilers.fits.laws import least_relative
 from ..arrays import Floats, Ints
-from ..seconds import Curve2
+from ..seconds import Curve3
 
 UNIT_S = 2.0**-40  # of a sample's cost: whole numbers of it add up to the same on every rank
 MOST_S = 2.0**10  # that attention to a sample takes; more would pass 52 bits of units
 MOST_TOKENS = 2**62
 BATCHES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-NOTHING_S = 1e-12  # to start a call; less is rounding
+NOTHING_S = 1e-12  # to start, or a call; less is rounding
 LENGTHS = 9  # quantiles of the samples' lengths at which a curve is asked
 
 
@@ -31,13 +31,14 @@ class Law:
     -----
     LUFFY's Eq. 1 for B samples padded to L tokens; packed, a sample pays for its own tokens alone:
 
-        padded:  t = call + B (token L + square L^2)            packed:  t = call G + sum_i (token n_i + square c_i)
+        padded:  t = start + call + B (token L + square L^2)
+        packed:  t = start + call G + sum_i (token n_i + square c_i)
 
     with n_i a sample's tokens, c_i its contexts, the sum over tokens of 2 p + 1 with p their positions (L^2 of a whole
-    sample), and G distinct lengths, each of which attends in a call of its own.
+    sample), and G distinct lengths, each of which attends in a call of its own. A device without samples takes none.
     """
 
-    #: call, token, square: seconds to start a call, a token, and a token squared; none negative
+    #: call, token, square: seconds of a call, a token, and a token squared; none negative
     call_s: float
     token_s: float
     square_s: float
@@ -46,12 +47,13 @@ class Law:
     #: The most tokens of a device, padding included, over the mean tokens of all; None: no limit
     room: float | None = None
     candidates: int | None = None  #: Of "paper": devices that a sample may go to, the fewest copies first
+    start_s: float = 0.0  #: To start the attention of a device, beside its calls
 
     __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "allow_inf_nan": False}
 
     def __post_init__(self) -> None:
-        seconds = (self.call_s, self.token_s, self.square_s)
-        if not (min(seconds) >= 0 and max(seconds[1:]) > 0 and max(seconds) < MOST_S):
+        seconds = (self.start_s, self.call_s, self.token_s, self.square_s)
+        if not (min(seconds) >= 0 and max(seconds[2:]) > 0 and max(seconds) < MOST_S):
             raise ValueError(f"attention of {seconds} s; expected none negative, not all 0, each below {MOST_S:.0f}")
         if self.room is not None and not 1 <= self.room <= MOST_TOKENS:
             raise ValueError(f"room for {self.room} times the mean tokens; expected at least 1")
@@ -71,13 +73,18 @@ class Attention:
 
     @cached_property
     def cost(self) -> Floats:
-        """Seconds of each sample without its call, `[I]`, in whole units of 2**-40 s: they add up exactly."""
+        """Seconds of each sample without starts and calls, `[I]`, in whole units of 2**-40 s: they add up exactly."""
         seconds_I = self.follows * (self.law.token_s * self.tokens + self.law.square_s * self.contexts)
         return np.asarray(np.rint(np.clip(seconds_I, 0, MOST_S) / UNIT_S) * UNIT_S)
 
     @property
+    def start_s(self) -> float:
+        """Seconds to start the attention of a device, beside its calls."""
+        return self.follows * self.law.start_s
+
+    @property
     def call_s(self) -> float:
-        """Seconds to start a call."""
+        """Seconds of a call."""
         return self.follows * self.law.call_s
 
     @cached_property
@@ -102,9 +109,10 @@ class Attention:
         for d in np.unique(device_of_sample).tolist():
             here_I = device_of_sample == d
             if self.law.batches == "padded":
-                found[d] = self.call_s + here_I.sum() * self.cost[here_I].max()
+                found[d] = self.start_s + self.call_s + here_I.sum() * self.cost[here_I].max()
             else:
-                found[d] = self.call_s * len(np.unique(self.tokens[here_I])) + self.cost[here_I].sum()
+                calls = len(np.unique(self.tokens[here_I]))
+                found[d] = self.start_s + self.call_s * calls + self.cost[here_I].sum()
         return found
 
 
@@ -127,18 +135,19 @@ def deal(weight: NDArray[Any], places: Ints) -> Ints:
     return home_I
 
 
-def law_of(curve: Curve2, tokens: NDArray[np.integer], **how: object) -> Law:
-    """The law nearest to a curve over (batch, length) at the lengths of these samples, `[I]`; `how` as in `Law`.
+def law_of(curve: Curve3, tokens: NDArray[np.integer], **how: object) -> Law:
+    """The law nearest to a curve over (batch, length, calls) at the lengths of these samples, `[I]`; `how` as in `Law`.
 
     Notes
     -----
-        minimise  sum_q ((call + token B_q L_q + square B_q L_q^2) / t_q - 1)^2   over none negative
+        minimise  sum_q ((start + call G_q + token B_q L_q + square B_q L_q^2) / t_q - 1)^2   over none negative
 
-    exact where the curve is such a law.
+    exact where the curve is such a law. Batches attend in one call, and in one for each sequence.
     """
     lengths = np.unique(np.quantile(tokens, np.linspace(0, 1, LENGTHS)).round()).clip(1)
-    batch_Q, length_Q = (one.ravel() for one in np.meshgrid(BATCHES, lengths))
-    terms_Q3 = np.stack([np.ones(len(batch_Q)), batch_Q * length_Q, batch_Q * length_Q**2], axis=1)
-    found = least_relative(terms_Q3, curve(batch_Q, length_Q).seconds)
-    call_s, token_s, square_s = found
-    return Law(call_s if call_s > NOTHING_S else 0.0, token_s, square_s, **how)  # type: ignore[arg-type]
+    batch_Q, length_Q = (one.ravel().repeat(2) for one in np.meshgrid(BATCHES, lengths))
+    calls_Q = np.where(np.arange(len(batch_Q)) % 2, batch_Q, 1.0)
+    terms_Q4 = np.stack([np.ones(len(batch_Q)), calls_Q, batch_Q * length_Q, batch_Q * length_Q**2], axis=1)
+    found = least_relative(terms_Q4, curve(batch_Q, length_Q, calls_Q).seconds)
+    start_s, call_s = (seconds if seconds > NOTHING_S else 0.0 for seconds in found[:2])
+    return Law(call_s, found[2], found[3], start_s=start_s, **how)  # type: ignore[arg-type]

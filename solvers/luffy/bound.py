@@ -43,11 +43,11 @@ def least_seconds(traffic: Traffic, attention: Attention | None, places: Ints, c
         minimise  A + sum_x T_x      s.t.   sum_d x[i, d] = 1,      sum_i x[i, d] <= places[d],
                   A >= sum_i cost_i x[i, d],      A >= A_0,      T_x >= alpha_c + beta_c copies[x, c, end, d]
 
-    with A_0 the least attention that any homes take on their own (`least_attention`). The first call of some device
-    comes on top. Duals w >= 0 of the ports, which sum to 1 in each exchange, and v >= 0 of the devices, which sum to 1
-    with that of A_0, prove a bound on their own: at any such weights no homes take less than the cheapest ones at the
-    prices that the weights set, one transportation. Padded samples take no less than packed ones. With v = 0 attention
-    counts A_0, which proves more where there are no duals.
+    with A_0 the least attention that any homes take on their own (`least_attention`). The start and the first call of
+    some device come on top. Duals w >= 0 of the ports, which sum to 1 in each exchange, and v >= 0 of the devices,
+    which sum to 1 with that of A_0, prove a bound on their own: at any such weights no homes take less than the
+    cheapest ones at the prices that the weights set, one transportation. Padded samples take no less than packed ones.
+    With v = 0 attention counts A_0, which proves more where there are no duals.
     """
     port_weights, devices = _duals(traffic, attention, places, channels)
     bounds = [
@@ -58,7 +58,7 @@ def least_seconds(traffic: Traffic, attention: Attention | None, places: Ints, c
 
 
 def least_attention(attention: Attention, places: Ints) -> float:
-    """Seconds that the busiest device takes at least, its first call left out.
+    """Seconds that the busiest device takes at least, its start and first call left out.
 
     Notes
     -----
@@ -141,7 +141,8 @@ def _proven(
     value = float((channels.alpha @ port_weights.sum(axis=(2, 3)).T).sum())
     if attention is not None:
         cost_ID = cost_ID + attention.cost[:, None] * device_weights
-        value += attention.call_s + (1 - float(device_weights.sum())) * least_attention(attention, places)
+        value += attention.start_s + attention.call_s
+        value += (1 - float(device_weights.sum())) * least_attention(attention, places)
     if (places >= len(cost_ID)).all():
         return value + float(cost_ID.min(axis=1).sum())
     home_I = balanced_assignment(cost_ID, places)

@@ -128,6 +128,7 @@ def _shortened(
         np.append(attention.cost, 0.0),
         np.append(attention.kind, -1),
         np.append(attention.tokens, 0),
+        attention.start_s,
         attention.call_s,
         attention.law.batches == "padded",
         places_D,

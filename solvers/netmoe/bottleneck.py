@@ -79,7 +79,7 @@ def refine(traffic: Traffic, device_of_sample: Ints, capacity: Ints, channels: C
     from .swaps import Held, shorten
 
     none = np.zeros(len(device_of_sample) + 1, np.int64)
-    held = Held(none.astype(np.float64), none, none, 0.0, False, capacity.astype(np.int64), 0)
+    held = Held(none.astype(np.float64), none, none, 0.0, 0.0, False, capacity.astype(np.int64), 0)
     group, alpha_C, beta_C = channels.cluster.devices_per_node, channels.alpha, channels.beta
     return shorten(rows_of(traffic), device_of_sample[None].copy(), group, alpha_C, beta_C, held)[1]
 

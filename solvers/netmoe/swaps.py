@@ -27,15 +27,17 @@ class Held(NamedTuple):
 
     The attention of a device takes
 
-        A_d = call calls_d + sum_{i on d} cost_i,         padded:  A_d = call calls_d + samples_d max_{i on d} cost_i
+        A_d = start + call calls_d + sum_{i on d} cost_i,       padded:  start + call + samples_d max_{i on d} cost_i
 
-    with a call for each kind of sample on it (for all that it holds where they are padded): none where it holds none.
+    with a call for each kind of sample on it; none where it holds no samples.
     """
 
     cost: Floats  #: Seconds of attention, `[I+1]`; all 0: attention does not count
     kind: Ints  #: Samples of one kind attend in one call, `[I+1]`
     size: Ints  #: Tokens, `[I+1]`
-    call: float  #: Seconds to start a call
+    #: start, call: seconds to start a device, beside its calls, and of each
+    start: float
+    call: float
     padded: bool  #: Whether a device's samples are padded to its longest
     places: Ints  #: The most samples that a device takes, `[D]`
     room: int  #: The most tokens, padding included
@@ -435,12 +437,12 @@ def _attention(on: _Devices, held: Held, d: int, out: int, into: int) -> float:
     samples = on.held[d] - (out != none) + (into != none)
     if held.padded:
         longest = on.top[d, 1] if out != none and held.cost[out] == on.top[d, 0] else on.top[d, 0]
-        return float(held.call * (samples > 0) + samples * max(longest, held.cost[into]))
+        return float((held.start + held.call) * (samples > 0) + samples * max(longest, held.cost[into]))
     calls, left, came = on.calls[d], held.kind[out], held.kind[into]
     if left != came:
         calls -= left >= 0 and on.of_kind[d, left] == 1
         calls += came >= 0 and on.of_kind[d, came] == 0
-    return float(held.call * calls + (on.spent[d] - held.cost[out] + held.cost[into]))
+    return float(held.start * (samples > 0) + held.call * calls + (on.spent[d] - held.cost[out] + held.cost[into]))
 
 
 @inlined

@@ -24,6 +24,7 @@ from moeplan.runtime.decisions import (
     sidecars_in,
 )
 from moeplan.runtime.plan import Plan, load, save
+from moeplan.solvers.luffy import Law
 from moeplan.solvers.placement import ReplicaRule
 from moeplan.traces.model import ModelSpec
 from tests.runtime.plans import COSTS, eager, made_plan
@@ -71,6 +72,8 @@ def test_decisions_survive_the_disk_and_are_part_of_the_hash(tmp_path: Path) -> 
     choices = [{}, cut(), cut((1, 1, 4)), cut(backward=(1, 1, 1)), shared(SHARES), other]
     choices += [cut(capacity_factor=1.25), cut(capacity_factor=1.5)]
     choices += [following((0, 1), (2, 3)), following((0, 1), (2, 3), trigger=1.1)]
+    laws = (Law(1e-5, 1e-6, 1e-9, start_s=start_s) for start_s in (0.0, 2e-5))
+    choices += [{"sample_policy": policy(method="joint", attention=law)} for law in laws]
     choices += [{"sample_policy": policy(predictor=SidecarFile(file="p.safetensors", sha256="a" * 64))}]
     star = {"criterion": "star", "threshold": 0.8}
     choices += [condensing(), condensing(tau=0.0), condensing(tau=0.08, layers=(0, 2), gains=((0.5,) * 4,) * 3)]

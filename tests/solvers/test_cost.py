@@ -174,16 +174,19 @@ def test_experts_wait_for_the_busiest_device_of_each_width_and_idle_layers_take_
 @settings(max_examples=50)
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=6))
 def test_attention_is_exact_for_samples_of_any_lengths(lengths: list[int]) -> None:
-    """c0 + c1 sum L + c2 sum L^2, whatever batch of equal samples stands for them."""
+    """c0 + c1 sum L + c2 sum L^2 and a call for each length, whatever batch of equal samples stands for them."""
 
-    def cost(batch: Any, length: Any) -> Prediction:
-        t = 7.0 + 2.0 * batch * length + 0.3 * batch * length**2
+    def cost(batch: Any, length: Any, calls: Any) -> Prediction:
+        t = 4.0 + 3.0 * calls + 2.0 * batch * length + 0.3 * batch * length**2
         return Prediction(t, t, t, np.zeros(t.shape, bool))
 
     tokens = np.array([[[1, sum(lengths), 0]]])  # the others have no more
     contexts = np.array([[[1, sum(2 * p + 1 for length in lengths for p in range(length)), 0]]])
     expected = 7.0 + 2.0 * sum(lengths) + 0.3 * sum(length**2 for length in lengths)
     assert attention_seconds(tokens, contexts, cost).seconds[0, 0] == pytest.approx(expected)
+    calls = np.array([[[1, len({*lengths}), 0]]])
+    expected += 3.0 * (len({*lengths}) - 1)
+    assert attention_seconds(tokens, contexts, cost, calls).seconds[0, 0] == pytest.approx(expected)
 
 
 @given(st.integers(0, 2**32), st.sampled_from(CLUSTERS))

@@ -38,7 +38,7 @@ def recheck(plan: Plan, again: Recheck | None, certificate: Certificate) -> None
         certificate.unchecked.append("the attention law")
     else:
         fitted = law_for(again.task)
-        for name in ("call_s", "token_s", "square_s"):
+        for name in ("start_s", "call_s", "token_s", "square_s"):
             certificate.agree(f"attention {name}", getattr(law, name), getattr(fitted, name))
         certificate.checked("attention law")
     channels, samples = Channels.of(plan.cluster, plan.model.copy_bytes), again.task.scene.samples
@@ -65,12 +65,13 @@ def _busiest_device(attention: Attention, home_I: Ints) -> float:
         here = np.flatnonzero(home_I == device)
         costs = [_cost(law, int(attention.tokens[i]), int(attention.contexts[i])) for i in here]
         calls = 1 if law.batches == "padded" else len({int(attention.tokens[i]) for i in here})
-        busiest = max(busiest, law.call_s * calls + (len(here) * max(costs) if law.batches == "padded" else sum(costs)))
+        spent = len(here) * max(costs) if law.batches == "padded" else sum(costs)
+        busiest = max(busiest, law.start_s + law.call_s * calls + spent)
     return busiest
 
 
 def _cost(law: Law, tokens: int, contexts: int) -> float:
-    """Seconds of a sample without its call, in whole units."""
+    """Seconds of a sample without starts and calls, in whole units."""
     return round((law.token_s * tokens + law.square_s * contexts) * 2**40) / 2**40
 
 
@@ -88,7 +89,7 @@ def _bound(one: Naive, attention: Attention, channels: Channels) -> float:
         return start + least(cost_ID, room)
     costs_I = np.array([_cost(law, *map(int, pair)) for pair in zip(attention.tokens, attention.contexts, strict=True)])
     alone = (_padded if law.batches == "padded" else _packed)(costs_I, size, room)
-    start += law.call_s + (1 - float(device_D.sum())) * alone
+    start += law.start_s + law.call_s + (1 - float(device_D.sum())) * alone
     return start + least(cost_ID + costs_I[:, None] * device_D, room)
 
 

@@ -53,7 +53,8 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
     room = "" if law.room is None else f", at most {law.room:g} times the mean tokens"
     lines = [
         f"attention {law.token_s * 1e9:.3g} ns a token, {law.square_s * 1e12:.3g} ps a token squared,"
-        f" {law.call_s * 1e6:.3g} us a call; samples {law.batches}, in {law.numbers} numbers{room}",
+        f" {law.call_s * 1e6:.3g} us a call, {law.start_s * 1e6:.3g} us to start; samples {law.batches}, in"
+        f" {law.numbers} numbers{room}",
         f"locality  no homes save more than {percent(options.locality_index, 1)} of the copies:"
         " what the samples' preferences allow under this placement",
     ]

@@ -1,5 +1,6 @@
 """Predicted seconds against formulas: profiles whose curves are known, and tokens walked by hand."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,16 @@ from moeplan.planner.evaluate.units import index_samples, index_units
 from moeplan.profilers.cases import CASES
 from moeplan.profilers.cases.routed_exchange import ways
 from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.description import on_cluster
-from moeplan.profilers.fits.fit import Prediction
+from moeplan.profilers.description import describe, on_cluster
+from moeplan.profilers.fits.fit import Fit, Prediction
 from moeplan.profilers.fits.fitting import fit_arrays, fit_series
+from moeplan.profilers.fits.laws import SEQUENCES, AlphaBeta, AttentionLaw
+from moeplan.profilers.fits.surface import Surface
 from moeplan.profilers.measurement import Measurement
 from moeplan.profilers.origin import Noise
 from moeplan.profilers.presets import load_preset
 from moeplan.profilers.profile import Profile, load, save
+from moeplan.profilers.series import Series
 from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.solvers.seconds import Curve2
 from moeplan.traces.model import Attention
@@ -184,6 +188,46 @@ def test_attention_of_fewer_keys_and_parts_in_another_dtype_are_named(
     assert (costs.sources["attention"], costs.other_dtype) == (source, other_dtype)
 
 
+CALLS = tuple(itertools.product((1, 4, 16), (16, 64, 256), (1, 16)))
+
+
+@pytest.mark.parametrize(
+    ("fitted", "expected_s"),
+    [
+        (AttentionLaw(start_s=5e-5, call_s=2e-5, projection_s=1e-13, score_s=1e-13), 2e-5),
+        (AttentionLaw(start_s=5e-5, projection_s=1e-13, score_s=1e-13), 5e-5),  # calls were not told apart
+        ("surface", 2e-5),
+        ("line", 5e-5),
+    ],
+    ids=["law", "earlier law", "surface", "line"],
+)
+def test_a_call_after_the_first_takes_what_the_profile_says_of_calls(
+    make_trace: Any, fitted: Any, expected_s: float
+) -> None:
+    spec, cluster = replace(make_trace().model, hidden_size=64), Cluster(1, 4)
+    sizes = [dict(zip(("batch", "length", "calls"), one, strict=True)) for one in CALLS if one[0] >= one[2]]
+    if fitted == "surface":
+        law = AttentionLaw(start_s=5e-5, call_s=2e-5, projection_s=1e-13, score_s=1e-13)
+        columns = np.array([[size[axis] for axis in ("length", "batch", "calls")] for size in sizes], float)
+        seconds = law.seconds(columns[:, 1], columns[:, 0], np.full(len(columns), 64.0), columns[:, 2])
+        fitted = Surface.of(("length", "batch", "calls"), columns, seconds)
+    elif fitted == "line":
+        fitted = AlphaBeta(a_s=5e-5, b_s=1e-30)
+    axes = (*SEQUENCES, *(["calls"] if "calls" in fitted.axes else []))
+    measured = {axis: (64, 64) if axis == "hidden" else (1, 256) for axis in axes}
+    measured |= {"length": (16, 256), "batch": (1, 16)} | {axis: (1, 16) for axis in axes if axis == "calls"}
+    line = AlphaBeta(a_s=0.0, b_s=1e-12)
+    fit = Fit(axes=axes, model=fitted, alpha_beta=line, held_out={}, measured=measured, low_factor=0.5, high_factor=2.0)
+    timed = Series(case="attention", dtype="fp32", ranks=1, unit="macs", fit=fit)
+    profile = describe("1x4").model_copy(update={"series": {timed.key: timed}})
+    curve = known(known(CostModel.of(profile, cluster, spec, samples=True)).attention)
+    batch, length = np.array([1.0, 3.7, 16.0]), np.array([16.0, 40.0, 200.0])
+    once, divided = curve(batch, length, np.ones(3)), curve(batch, length, np.array([1.0, 2.0, 9.0]))
+    np.testing.assert_allclose(divided.seconds - once.seconds, [0, expected_s, 8 * expected_s], rtol=1e-4)
+    np.testing.assert_allclose(divided.low - once.low, [0, expected_s / 2, 4 * expected_s], rtol=1e-4)
+    np.testing.assert_allclose(divided.high - once.high, [0, 2 * expected_s, 16 * expected_s], rtol=1e-4)
+
+
 GPT_OSS: dict[str, Any] = {
     "hidden_size": 2880,
     "ffn_size": 2880,
@@ -222,7 +266,7 @@ def test_a_roofline_takes_the_models_keys_and_values_and_tokens_of_a_step(make_t
         profile = load_preset("h100_sxm")
         costs = known(CostModel.of(profile, Cluster(1, 8), spec, samples=True, queries=queries))
         curve = known(costs.attention)
-        prediction = curve(np.array([64 / 4001]), np.array([4001.0]))  # 64 tokens, each after 2,000
+        prediction = curve(np.array([64 / 4001]), np.array([4001.0]), np.ones(1))  # 64 tokens, each after 2,000
         assert not prediction.extrapolated.any()
         return costs.sources["attention"], float(prediction.seconds[0])
 

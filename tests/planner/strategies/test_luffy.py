@@ -1,5 +1,6 @@
 """LUFFY as a strategy: what it is judged on and beside, its certificate, what a scene with padding says, refusals."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ from moeplan.errors import UsageError
 from moeplan.planner.certify import certify
 from moeplan.planner.compare import compare
 from moeplan.profilers.description import describe
+from moeplan.profilers.fits.laws import AttentionLaw
 from moeplan.profilers.profile import save
+from tests.builders import known
 from tests.planner.makers import assert_refused, edited, generated, judged, planned, said
 
 LINKS = ("intra=100:2", "inter=10:5")
@@ -21,6 +24,19 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A described cluster whose attention weighs about as much as its exchanges."""
     path = tmp_path_factory.mktemp("profile") / "profile.json"
     save(describe("2x2", LINKS, "300:900@64"), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, whose attention takes a start and a call for each length, which were told apart."""
+    path, profile = tmp_path_factory.mktemp("started") / "profile.json", describe("2x2", LINKS, "300:900@64")
+    ((key, series),) = profile.series.items()
+    fit = known(series.fit)
+    assert isinstance(fit.model, AttentionLaw)
+    law, axes = replace(fit.model, start_s=5e-6, call_s=2e-6), (*fit.axes, "calls")
+    fit = replace(fit, axes=axes, model=law, measured=dict.fromkeys(axes, (0, 2**30)))
+    save(profile.model_copy(update={"series": {key: series.model_copy(update={"fit": fit})}}), path)
     return path
 
 
@@ -75,6 +91,19 @@ def test_the_plan_beats_what_weighs_either_alone_and_the_screen_says_by_how_much
     assert f"netmoe by {best.split()[1]}, which weighs exchanges alone, takes" in told
     assert "LUFFY's own Algorithm 1 takes" in told
     assert "attention 300 ns a token, 900 ps a token squared" in told
+
+
+@pytest.mark.parametrize("settings", [{}, {"numbers": "free"}, {"batches": "padded", "numbers": "free"}])
+def test_the_start_of_a_device_is_told_from_its_calls(
+    counts: Any, started: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    plan = planned(counts, "luffy", profile=started, to=tmp_path / "plan.json", **settings)
+    law = known(known(plan.decisions.sample_policy).attention)
+    assert (law.start_s, law.call_s) == pytest.approx((3e-6, 2e-6))
+    certificate = certify(plan, counts.path, started, folder=tmp_path)
+    assert certificate.largest_difference < 1e-9
+    assert {"attention law", "objective and bound", "predicted seconds"} <= {*certificate.checks}
+    assert "2 us a call, 3 us to start" in said(plan)
 
 
 def test_padding_makes_everyone_slower_and_free_numbers_pay_then(counts: Any, profile: Path) -> None:

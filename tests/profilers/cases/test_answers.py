@@ -34,7 +34,10 @@ SIZES: dict[str, list[Size]] = {
     "routed_block": [
         {"tokens": tokens, "experts": experts, "hidden": 48, "ffn": 40} for tokens, experts in ((8, 1), (60, 3))
     ],
-    "attention": [{"batch": batch, "length": length, "hidden": 128} for batch, length in ((1, 1), (2, 2), (3, 33))],
+    "attention": [
+        {"batch": batch, "length": length, "hidden": 128, "calls": calls}
+        for batch, length, calls in ((1, 1, 1), (2, 2, 2), (3, 33, 1), (5, 33, 2))
+    ],
     "router": [{"tokens": tokens, "hidden": 32, "experts": 16, "top_k": top_k} for tokens, top_k in ((2, 1), (40, 4))],
     "permutation": [{"tokens": tokens, "hidden": 8} for tokens in (2, 50)],
 }
@@ -119,7 +122,7 @@ def test_the_ffn_is_that_of_each_expert_in_turn(size: Size) -> None:
 
 
 def test_attention_that_sees_the_future_or_mixes_tokens_is_a_wrong_answer() -> None:
-    inputs, output, judge = judged("attention", {"batch": 2, "length": 40, "hidden": 2 * HEAD_SIZE})
+    inputs, output, judge = judged("attention", {"batch": 2, "length": 40, "hidden": 2 * HEAD_SIZE, "calls": 1})
     qkv = (inputs.x @ inputs.w_qkv).view(2, 40, 3, 2, HEAD_SIZE)
     q, k, v = (qkv[:, :, part].transpose(1, 2) for part in range(3))
     seeing = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2) @ inputs.w_out
@@ -127,6 +130,22 @@ def test_attention_that_sees_the_future_or_mixes_tokens_is_a_wrong_answer() -> N
     assert judge(output.roll(1, 1)) is not None
     shared = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
     torch.testing.assert_close(output, shared @ inputs.w_out)
+
+
+def test_attention_in_several_calls_gives_what_one_call_does_and_calls_as_often() -> None:
+    inputs, output, judge = judged("attention", {"batch": 4, "length": 9, "hidden": HEAD_SIZE, "calls": 1})
+    attend, seen = functional.scaled_dot_product_attention, list[int]()
+
+    def counted(q: Any, *args: Any, **options: Any) -> Any:
+        seen.append(len(q))
+        return attend(q, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional, "scaled_dot_product_attention", counted)
+        divided = CASES["attention"].run(dataclasses.replace(inputs, calls=3))
+    torch.testing.assert_close(divided, output)
+    assert judge(divided) is None
+    assert seen == [2, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ KEYS = {
     "gemm": ("m", "n", "k"),
     "expert_ffn": ("tokens", "experts", "hidden", "ffn", "grouped"),
     "routed_block": ("tokens", "experts", "hidden", "ffn"),
-    "attention": ("batch", "length", "hidden"),
+    "attention": ("batch", "length", "hidden", "calls"),
     "router": ("tokens", "hidden", "experts", "top_k"),
     "permutation": ("tokens", "hidden"),
     "all_to_all": ("bytes",),
@@ -73,13 +73,15 @@ def test_a_grid_is_the_same_on_all_ranks_and_ascends(name: str, device: str, num
 def test_every_two_axes_vary_independently(name: str, device: str, quick: bool) -> None:
     sizes = grid(name, quick=quick, device=device)
     for one, two in combinations(KEYS[name], 2):
+        if (one, two) == ("batch", "calls"):  # no more calls than sequences
+            continue
         met = {(size[one], size[two]) for size in sizes}
         low = product(axis(sizes, one)[:2], axis(sizes, two)[:2])
         assert met >= set(low), f"{one} and {two} of {name}"
 
 
 def test_quick_grids_are_small_and_hold_small_models_and_the_demo_inside() -> None:
-    assert sum(len(grid(case.name, quick=True)) for case in PLANNED) <= 65
+    assert sum(len(grid(case.name, quick=True)) for case in PLANNED) <= 66
     demo = ModelConfig()
     local = demo.num_experts // 4
     inside: dict[str, dict[str, tuple[int, ...]]] = {

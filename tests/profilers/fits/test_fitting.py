@@ -84,6 +84,22 @@ def test_attention_is_predicted_by_its_own_law() -> None:
     assert found.held_out["attention"].worst_error < 1e-6
 
 
+def test_calls_are_told_from_the_start_and_no_line_over_work_is_tried_on_them() -> None:
+    sizes = itertools.product((1, 4, 16), (16, 64, 256, 1024), (64, 256), (1, 16))
+    batch, length, hidden, calls = np.array([size for size in sizes if size[0] >= size[3]]).T
+    seconds = 3e-5 + 2e-5 * calls + 2e-14 * batch * length * hidden**2 + 7e-14 * batch * length**2 * hidden
+    axes = {"batch": batch, "length": length, "hidden": hidden, "calls": calls}
+    found = known(fit_arrays(axes, batch * length * hidden * (4.0 * hidden + length), seconds))
+    assert isinstance(found.model, AttentionLaw)
+    assert (found.model.start_s, found.model.call_s) == pytest.approx((5e-5, 2e-5))
+    assert {*found.held_out} == {"attention", "surface"}
+    whole = {axis: column[calls == 1] for axis, column in axes.items()}  # as a run leaves it that ended early
+    left = known(fit_arrays(whole, batch[calls == 1] * length[calls == 1] * 64.0, seconds[calls == 1]))
+    assert isinstance(left.model, AttentionLaw)
+    assert left.model.start_s == pytest.approx(5e-5)
+    assert left.model.call_s is None
+
+
 def test_sizes_outside_the_measured_range_of_any_axis_are_flagged() -> None:
     found = gemm(2e-6 + GEMMS.prod(axis=1) / 1e13)
     m, k = np.array([1, 513, 64, 0]), np.array([128, 128, 4096, 128])

@@ -63,6 +63,19 @@ def test_the_coefficients_come_back() -> None:
     assert law.seconds(batch, length, hidden) == pytest.approx(seconds)
     found = AttentionLaw.of(batch, length, hidden, t=np.array(seconds))
     assert (found.start_s, found.projection_s, found.score_s) == pytest.approx((2e-5, 3e-14, 5e-14))
+    assert found.call_s is None
+
+
+def test_the_call_of_an_attention_law_comes_back_and_is_none_where_calls_cost_nothing_more() -> None:
+    batch, length, hidden = GRID
+    calls = np.where(np.arange(len(batch)) % 2, batch, 1.0)
+    for call_s in (8e-6, 0.0):
+        law = AttentionLaw(start_s=2e-5, call_s=call_s, projection_s=3e-14, score_s=5e-14)
+        seconds = law.seconds(batch, length, hidden, calls)
+        once = AttentionLaw(start_s=2e-5, projection_s=3e-14, score_s=5e-14).seconds(batch, length, hidden)
+        assert seconds - once == pytest.approx(call_s * (calls - 1))
+        found = AttentionLaw.of(batch, length, hidden, calls, t=seconds)
+        assert (found.start_s, found.call_s) == pytest.approx((2e-5, call_s))
 
 
 def test_no_coefficient_is_negative_where_times_fall() -> None:
@@ -242,6 +255,7 @@ HELD_OUT = HeldOut(num_sizes=2, median_error=0.1, p95_error=0.2, worst_error=0.2
 IMPOSSIBLE: list[tuple[Any, str, list[dict[str, Any]]]] = [
     (LINE, "alpha-beta", [{"a_s": -1e-9}, {"a_s": 0.0, "b_s": 0.0}, {"a_s": np.nan}, {"b_s": np.nan}]),
     (LAW, "attention", [{"start_s": -1e-9}, dict.fromkeys(("start_s", "projection_s"), 0.0), {"start_s": np.nan}]),
+    (LAW, "attention", [{"call_s": -1e-9}, {"call_s": 1.1}, {"call_s": np.nan}]),
     (ROOFLINE, "roofline", [{"flops": np.nan}, {"bytes_per_s": 0.0}, {"width": 0}, {"compute_share": 1.1}]),
     (EXPERTS, "experts", [{"weight_s": -1e-9}, {"start_s": 0.0, "product_s": 0.0}, {"row_s": np.nan}]),
     (CURVE, "piecewise", [{"works": (1.0,), "seconds_at": (1.0,)}, {"works": (2.0, 1.0)}, {"works": (0.0, 1.0)}]),

@@ -32,7 +32,7 @@ from tests.runtime.worlds import own, refusal_of
 
 EXPERTS, VOCABULARY = 8, 50
 LINKS = ("intra=0.1:2", "inter=0.01:5")
-LAW = Law(1e-6, 1e-6, 1e-8)
+LAW = Law(1e-6, 1e-6, 1e-8, start_s=2e-6)
 
 
 class SigmoidRouter(Router):

@@ -55,6 +55,7 @@ def steps(draw: st.DrawFn, largest: int = 9) -> Step:
         draw(st.sampled_from(["packed", "padded"])),
         draw(st.sampled_from(["equal", "free"])),
         draw(st.sampled_from([None, 1.0, 1.5])),
+        start_s=draw(st.sampled_from([0.0, 3e-5])),
     )
     return Step(copies, following, luffy.Attention(law, tokens, tokens**2), cluster)
 
@@ -69,7 +70,7 @@ def naive_attention(step: Step, home: Array) -> float:
             seconds = law.call_s + len(here) * (law.token_s * max(here) + law.square_s * max(here) ** 2)
         else:
             seconds = law.call_s * len({*here}) + sum(law.token_s * n + law.square_s * n**2 for n in here)
-        busiest = max(busiest, seconds)
+        busiest = max(busiest, law.start_s + seconds)
     return busiest
 
 
@@ -103,6 +104,7 @@ def held_of(step: Step) -> Held:
         np.append(attention.cost, 0.0),
         np.append(attention.kind, -1),
         np.append(attention.tokens, 0),
+        attention.law.start_s,
         attention.law.call_s,
         attention.law.batches == "padded",
         step.places,
@@ -160,7 +162,7 @@ def test_a_programme_too_large_leaves_a_bound_that_equal_weights_prove(step: Ste
         patch.setattr(bound, "MOST_CELLS", 0)
         found = least_seconds(step.traffic, step.attention, step.places, Channels.of(step.cluster, BYTES))
     assert len({*found.port_weights.ravel().tolist()}) == 1
-    alone = least_attention(step.attention, step.places) + step.attention.call_s
+    alone = least_attention(step.attention, step.places) + step.attention.start_s + step.attention.call_s
     assert found.seconds >= alone * (1 - 1e-9), "attention counts as much as it takes alone"
     assert 0 < found.seconds <= rehome(step, bounded=False).dealt[0].objective.value * (1 + 1e-9) + 1e-11
 
@@ -247,9 +249,9 @@ def test_a_kick_keeps_numbers_and_the_room_and_counts_what_it_leaves(step: Step,
 @settings(max_examples=60, deadline=None)
 @given(steps(largest=5))
 def test_the_least_attention_is_no_more_than_that_of_any_homes(step: Step) -> None:
-    call_s = step.attention.call_s
+    first_s = step.attention.start_s + step.attention.call_s
     least = min(naive_attention(step, home) for home in all_homes(step))
-    assert least_attention(step.attention, step.places) + call_s <= least * (1 + 1e-9) + 1e-11
+    assert least_attention(step.attention, step.places) + first_s <= least * (1 + 1e-9) + 1e-11
 
 
 @pytest.mark.parametrize(
@@ -329,26 +331,47 @@ def test_joint_trades_copies_for_attention_where_samples_are_long() -> None:
 
 
 @settings(max_examples=20)
-@given(st.floats(0, 1e-3), st.floats(0, 1e-6), st.floats(1e-12, 1e-9), st.integers(0, 2**32))
-def test_the_law_of_a_curve_that_is_one_is_that_one(call: float, token: float, square: float, seed: int) -> None:
+@given(st.floats(0, 1e-3), st.floats(0, 1e-3), st.floats(0, 1e-6), st.floats(1e-12, 1e-9), st.integers(0, 2**32))
+def test_the_law_of_a_curve_that_is_one_is_that_one(
+    start: float, call: float, token: float, square: float, seed: int
+) -> None:
     from moeplan.profilers.fits.fit import Prediction
 
-    def curve(batch: Array, length: Array) -> Prediction:
-        t = call + batch * (token * length + square * length**2)
+    def curve(batch: Array, length: Array, calls: Array) -> Prediction:
+        t = start + call * calls + batch * (token * length + square * length**2)
         return Prediction(t, t, t, np.zeros(t.shape, bool))
 
     law = luffy.law_of(curve, np.random.default_rng(seed).integers(8, 2000, 30))
-    batch, length = np.array([1.0, 7.0]), np.array([300.0, 40.0])
-    found = law.call_s + batch * (law.token_s * length + law.square_s * length**2)
-    np.testing.assert_allclose(found, curve(batch, length).seconds, rtol=1e-6, atol=2e-12)
+    batch, length, calls = np.array([1.0, 7.0, 7.0]), np.array([300.0, 40.0, 40.0]), np.array([1.0, 1.0, 5.0])
+    found = law.start_s + law.call_s * calls + batch * (law.token_s * length + law.square_s * length**2)
+    np.testing.assert_allclose(found, curve(batch, length, calls).seconds, rtol=1e-6, atol=8e-12)
 
 
 @pytest.mark.parametrize(
-    "wrong", [(-1.0, 1e-9, 0.0), (0.0, 0.0, 0.0), (0.0, float("nan"), 1e-9), (0.0, float("inf"), 0.0)]
+    "wrong",
+    [
+        (0.0, -1.0, 1e-9, 0.0),
+        (-1.0, 0.0, 1e-9, 0.0),
+        (1.0, 0.0, 0.0, 0.0),
+        (0.0, 0.0, float("nan"), 1e-9),
+        (0.0, 0.0, float("inf"), 0.0),
+    ],
 )
-def test_laws_that_are_none_are_refused(wrong: tuple[float, float, float]) -> None:
+def test_laws_that_are_none_are_refused(wrong: tuple[float, float, float, float]) -> None:
+    start_s, call_s, token_s, square_s = wrong
     with pytest.raises(ValueError, match="expected none negative"):
-        luffy.Law(*wrong)
+        luffy.Law(call_s, token_s, square_s, start_s=start_s)
+
+
+def test_a_device_with_samples_pays_its_start_once_and_a_call_for_each_length() -> None:
+    tokens = np.array([5, 5, 9])
+    law = luffy.Law(1e-4, 1e-6, 1e-9, numbers="free", start_s=1e-3)
+    attention = luffy.Attention(law, tokens, tokens**2)
+    own = law.token_s * tokens + law.square_s * tokens**2
+    seconds = attention.seconds(np.array([0, 0, 0]), 3)
+    assert seconds == pytest.approx([1e-3 + 2e-4 + own.sum(), 0, 0], abs=1e-11)
+    assert attention.seconds(np.array([0, 1, 2]), 3) == pytest.approx(1e-3 + 1e-4 + own, abs=1e-11)
+    assert luffy.Attention(law, tokens, tokens**2, follows=False).seconds(np.array([0, 1, 2]), 3).tolist() == [0, 0, 0]
 
 
 @settings(max_examples=30)
