@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -101,7 +102,7 @@ def byte_progress() -> Iterator[Callable[[int, int], None]]:
 def _bar(*columns: Any, line: str, start: str = "") -> Iterator[Callable[..., None]]:
     """Yield a call that updates the fields of a bar on stderr, which disappears at the end.
 
-    Without a terminal they fill `line`, which is printed about every ten seconds.
+    Without a terminal they fill `line`, which is printed about every ten seconds if it was updated since.
     """
     if sys.stderr.isatty():
         from rich.progress import Progress
@@ -109,15 +110,28 @@ def _bar(*columns: Any, line: str, start: str = "") -> Iterator[Callable[..., No
         with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=5) as bar:
             yield partial(bar.update, bar.add_task(start, total=None, left=""))
         return
-    last = time.monotonic()
+    last, newest, waiting = time.monotonic(), "", threading.Timer(0, lambda: None)
+
+    def tell() -> None:
+        nonlocal last
+        last = time.monotonic()
+        print(f"moeplan: {newest}", file=sys.stderr, flush=True)
 
     def say(**fields: Any) -> None:
-        nonlocal last
-        if time.monotonic() - last >= LINE_S:
-            last = time.monotonic()
-            print(f"moeplan: {line.format(**fields)}", file=sys.stderr, flush=True)
+        nonlocal newest, waiting
+        newest, left_s = line.format(**fields), last + LINE_S - time.monotonic()
+        if left_s <= 0:
+            waiting.cancel()
+            tell()
+        elif not waiting.is_alive():  # what is said now may be all for long
+            waiting = threading.Timer(left_s, tell)
+            waiting.daemon = True
+            waiting.start()
 
-    yield say
+    try:
+        yield say
+    finally:
+        waiting.cancel()
 
 
 def _left(step: "Step") -> str:

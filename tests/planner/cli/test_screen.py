@@ -44,6 +44,20 @@ def test_a_pipe_is_told_a_line_about_every_ten_seconds(
     assert capsys.readouterr().err == "moeplan: trying 110\nmoeplan: trying 120\n"
 
 
+def test_a_pipe_is_told_what_has_begun_and_takes_long_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(screen, "LINE_S", 0.2)
+    with screen.progress() as say:
+        say("reading")
+        say("solving")
+        time.sleep(1)
+    with screen.progress() as say:
+        say("done before that")
+    time.sleep(0.5)
+    assert capsys.readouterr().err == "moeplan: solving\n"
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [
