@@ -19,6 +19,7 @@ SUBJECTS = {
     "eplb": "EPLB placements: excess over the bound, raw, repaired and refined; groups on nodes; steps not seen",
     "eplb_choice": "EPLB's default beside published EPLB on units held out: like decoding, and recorded",
     "flexmoe": "FlexMoE over a training run: seconds, balance and moves, beside EPLB every 100 steps and the paper",
+    "flexmoe_speed": "FlexMoE's exact split of a step and its decisions: seconds beside an LP, a flow and EPLB",
     "luffy": "LUFFY homes of samples: attention and exchange saved, beside dealing, NetMoE and the paper's algorithm",
     "condensation": "LUFFY rows that stand for others: rows saved and loss, beside fp8, dropped experts and the paper",
     "condensed_training": "LUFFY rows that stand for others in training: loss after it, beside fp8 and dropped experts",

@@ -151,17 +151,17 @@ def operate(table: Ints, slots: Holders, totals: Ints, kept: Bools, cap: Ints) -
         np.zeros((num_vectors, num_devices, num_slots), np.int64),
         np.zeros((num_vectors, num_devices), np.int64),
     )
-    worst, excess, before, reached = -1, 0, 0, np.zeros(num_devices, np.bool_)
+    worst, over, reached = 0, np.zeros(num_vectors, np.int64), np.zeros(num_devices, np.bool_)
     for b in range(num_vectors):
         served_P, load[b] = poured(totals[b], slots)
         way = relieve(served_P, load[b], slots, cap[b])
         for p in range(len(served_P)):
             served[b, slots.device[p], slots.column[p] % num_slots] = served_P[p]
-        over = np.maximum(load[b] - cap[b], 0).sum()
-        before += over
-        if over > excess:
-            worst, excess, reached = b, over, way
-    if worst < 0:
+        over[b] = np.maximum(load[b] - cap[b], 0).sum()
+        if over[b] > over[worst] or b == 0:
+            worst, reached = b, way
+    before, order = over.sum(), np.argsort(-over)  # most of it comes first, so that what helps too little is left soon
+    if before == 0:
         return 0
     change, worth = _candidates(table, slots, served[worst], load[worst], reached, kept, cap[worst])
     best, fall, cells = -1, 0, 1
@@ -172,7 +172,7 @@ def operate(table: Ints, slots: Holders, totals: Ints, kept: Bools, cap: Ints) -
         _exchange(table, change[i])
         d, s = change[i, 0], change[i, 1]
         after, changed = 0, slots_in(table, totals.shape[1])
-        for b in range(num_vectors):
+        for b in order:
             after += _over(changed, served[b], load[b], totals[b], change[i], table[d, s], cap[b])
             if (before - after) * cells <= fall * size:
                 break
