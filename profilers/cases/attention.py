@@ -70,9 +70,8 @@ class Attention(Alone):
     All tokens are projected to queries, keys and values at once. The samples of each length then attend, and are
     projected to the output, in a call of their own: for more than one call, sequences differ in their lengths.
 
-    The work is the multiply-adds that the answer needs: 4 B S M^2 of the projections, and for each of the L (L+1) / 2
-    pairs of a sequence of L tokens M for the score and M for the value. The L are S on average, and with G calls
-    (G^2 - 1) / 3 their variance.
+    The work is the multiply-adds that the answer needs: 4 M^2 a token of the projections, and for each of the
+    S (S+1) / 2 pairs of a sequence M for the score and M for the value, S (S+1) M.
     """
 
     name = "attention"
@@ -84,14 +83,13 @@ class Attention(Alone):
         return float_dtypes(device)
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """The grid of this device; as many sequences in each call."""
-        return [size for size in super().sizes(world, quick=quick) if size["batch"] % size["calls"] == 0]
+        """The grid of this device; no more calls than sequences."""
+        return [size for size in super().sizes(world, quick=quick) if size["calls"] <= size["batch"]]
 
     def work(self, size: Size, num_ranks: int) -> int:
         """Multiply-adds of projections, scores and values."""
-        batch, length, hidden, calls = size["batch"], size["length"], size["hidden"], size.get("calls", 1)
-        pairs = batch * length * (length + 1) + batch * (calls * calls - 1) // 3
-        return 4 * batch * length * hidden * hidden + pairs * hidden
+        lengths, hidden = lengths_of(size), size["hidden"]
+        return 4 * sum(lengths) * hidden * hidden + sum(length * (length + 1) for length in lengths) * hidden
 
     def prepare(self, size: Size, dtype: str, world: World) -> Sequences:
         """Normal tokens and weights that keep their scale, seeded by the rank."""
@@ -130,6 +128,8 @@ class Attention(Alone):
 
 
 def lengths_of(size: Size) -> tuple[int, ...]:
-    """Lengths of the sequences of a size: as many different ones as calls, two apart, around `length`."""
+    """Lengths of the sequences of a size: as many as there are calls, around `length`, which is their mean."""
     calls, length = size["calls"], size["length"]
-    return tuple(length + 1 - calls + 2 * (at % calls) for at in range(size["batch"]))
+    first = [at - calls // 2 for at in range(calls)]
+    around = [length + at + (calls % 2 == 0 and at >= 0) for at in first]
+    return tuple(around[at % calls] for at in range(size["batch"]))
