@@ -18,11 +18,11 @@ from moeplan.planner.demo.model import Attention as Embedded
 from moeplan.planner.demo.model import ModelConfig
 from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
-from moeplan.profilers.attended import attended
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.description import describe
 from moeplan.profilers.fits.laws import least_relative
 from moeplan.profilers.profile import load, save
+from moeplan.runtime.coherent.attention import attended
 from moeplan.solvers import luffy
 from moeplan.traces.importers import import_trace
 

@@ -30,48 +30,24 @@ GRIDS = Grids(
 HEAD_SIZE = 64
 
 
-@dataclass(slots=True)
-class Weights:
-    """An attention's weights: to queries, keys and values `[M, 3 M]`, and of the output `[M, M]`."""
-
-    w_qkv: "Tensor"
-    w_out: "Tensor"
-    window: int | None = None
-
-    def project(self, x_TM: "Tensor", position_T: "Tensor") -> "tuple[Tensor, Tensor, Tensor]":
-        """Queries, keys and values `[T, A, C]`, the first two rotated."""
-        from ..attended import rotated
-
-        q, k, v = (x_TM @ self.w_qkv).view(len(x_TM), 3, -1, HEAD_SIZE).unbind(1)
-        return rotated(q, position_T), rotated(k, position_T), v
-
-    def attend(self, q: "Tensor", k: "Tensor", v: "Tensor", mask: "Tensor") -> "Tensor":
-        """`[b, Tq, M]` of queries `[b, Tq, A, C]`, keys and values `[b, Tk, A, C]`; a mask `[Tq, Tk]`."""
-        from torch.nn import functional
-
-        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        y_bAQC = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return y_bAQC.transpose(1, 2).flatten(2) @ self.w_out
-
-
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Tokens `[T, M]` of sequences one after another, at their positions `[T]`."""
+    """Tokens `[B, S, M]`, the projections to queries, keys and values `[M, 3 M]` and of the output `[M, M]`."""
 
     x: "Tensor"
-    position: "Tensor"
-    lengths: Sequence[int]
-    weights: Weights
+    w_qkv: "Tensor"
+    w_out: "Tensor"
+    calls: int  #: In which the sequences attend
 
 
 class Attention(Alone):
-    """Attention as the runtime runs it where samples move (`attended`): causal, heads of 64 elements.
+    """Four projections and `scaled_dot_product_attention`, causal, heads of 64 elements.
 
-    All tokens are projected to queries, keys and values at once. The samples of each length then attend, and are
-    projected to the output, in a call of their own: for more than one call, sequences differ in their lengths.
+    The runtime projects all tokens to queries, keys and values at once; the samples of each length then attend, and are
+    projected to the output, in a call of their own. So do the sequences here, in `calls` calls.
 
-    The work is the multiply-adds that the answer needs: 4 M^2 a token of the projections, and for each of the
-    S (S+1) / 2 pairs of a sequence M for the score and M for the value, S (S+1) M.
+    The work is the multiply-adds that the answer needs: 4 B S M^2 of the projections, and for each of the S (S+1) / 2
+    pairs of a sequence M for the score and M for the value, B S (S+1) M.
     """
 
     name = "attention"
@@ -88,48 +64,47 @@ class Attention(Alone):
 
     def work(self, size: Size, num_ranks: int) -> int:
         """Multiply-adds of projections, scores and values."""
-        lengths, hidden = lengths_of(size), size["hidden"]
-        return 4 * sum(lengths) * hidden * hidden + sum(length * (length + 1) for length in lengths) * hidden
+        tokens, length, hidden = size["batch"] * size["length"], size["length"], size["hidden"]
+        return 4 * tokens * hidden * hidden + tokens * (length + 1) * hidden
 
     def prepare(self, size: Size, dtype: str, world: World) -> Sequences:
         """Normal tokens and weights that keep their scale, seeded by the rank."""
-        import torch
-
-        drawn, hidden, lengths = normal(world, dtype), size["hidden"], lengths_of(size)
+        drawn, hidden = normal(world, dtype), size["hidden"]
         return Sequences(
-            drawn(sum(lengths), hidden),
-            torch.cat([torch.arange(length, device=world.device) for length in lengths]),
-            lengths,
-            Weights(
-                drawn(hidden, 3 * hidden).mul_(hidden**-0.5),
-                drawn(hidden, hidden).mul_(hidden**-0.5),
-            ),
+            drawn(size["batch"], size["length"], hidden),
+            drawn(hidden, 3 * hidden).mul_(hidden**-0.5),
+            drawn(hidden, hidden).mul_(hidden**-0.5),
+            size["calls"],
         )
 
     def run(self, inputs: Sequences) -> "Tensor":
-        """The attended tokens, `[T, M]`."""
-        from ..attended import attended
+        """The attended tokens, `[B, S, M]`."""
+        import torch
+        from torch.nn import functional
 
-        return attended(inputs.weights, inputs.x, inputs.position, inputs.lengths)
+        y = []
+        for of_call in _heads(inputs.x @ inputs.w_qkv).tensor_split(inputs.calls):
+            q, k, v = of_call.unbind(-4)
+            y_bASC = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            y.append(y_bASC.transpose(-3, -2).flatten(-2) @ inputs.w_out)
+        return y[0] if inputs.calls == 1 else torch.cat(y)
 
     def check(self, inputs: Sequences, output: "Tensor", world: World) -> str | None:
         """Compare the first, middle and last rows of the last sequence with softmax(q k^T) v in float64.
 
-        Queries, keys and values, their rotation, shares, their sum and the output are rounded.
+        Queries, keys and values, shares, their sum and the output are rounded.
         """
-        length, weights = inputs.lengths[-1], Weights(inputs.weights.w_qkv.double(), inputs.weights.w_out.double())
-        q, k, v = weights.project(inputs.x[-length:].double(), inputs.position[-length:])
+        _, length, hidden = inputs.x.shape
+        q, k, v = _heads(inputs.x[-1].double() @ inputs.w_qkv.double()).unbind(-4)
         for row in sorted({0, length // 2, length - 1}):
-            scores = (q[row] * k[: row + 1]).sum(-1) * HEAD_SIZE**-0.5  # [tokens, A]
-            exact = (scores.softmax(0)[..., None] * v[: row + 1]).sum(0).flatten() @ weights.w_out
-            if wrong := deviation(output[row - length], exact, roundings=8, terms=max(inputs.x.shape[1], length)):
+            scores = q[:, row : row + 1] @ k[:, : row + 1].transpose(-2, -1) * HEAD_SIZE**-0.5
+            attended = (scores.softmax(-1) @ v[:, : row + 1]).flatten()
+            exact = attended @ inputs.w_out.double()
+            if wrong := deviation(output[-1, row], exact, roundings=5, terms=max(hidden, length)):
                 return f"token {row} {wrong}"
         return None
 
 
-def lengths_of(size: Size) -> tuple[int, ...]:
-    """Lengths of the sequences of a size: as many as there are calls, around `length`, which is their mean."""
-    calls, length = size["calls"], size["length"]
-    first = [at - calls // 2 for at in range(calls)]
-    around = [length + at + (calls % 2 == 0 and at >= 0) for at in first]
-    return tuple(around[at % calls] for at in range(size["batch"]))
+def _heads(qkv: "Tensor") -> "Tensor":
+    """`[..., S, 3 M]` as queries, keys and values of heads, `[..., 3, A, S, C]`."""
+    return qkv.view(*qkv.shape[:-1], 3, -1, HEAD_SIZE).movedim(-4, -2)

@@ -1,7 +1,6 @@
 """The cases that each rank runs alone, and the collectives on real ranks: right answers pass, wrong ones do not."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
@@ -124,45 +123,29 @@ def test_the_ffn_is_that_of_each_expert_in_turn(size: Size) -> None:
 
 def test_attention_that_sees_the_future_or_mixes_tokens_is_a_wrong_answer() -> None:
     inputs, output, judge = judged("attention", {"batch": 2, "length": 40, "hidden": 2 * HEAD_SIZE, "calls": 1})
-    w_qkv, w_out, turned = inputs.weights.w_qkv, inputs.weights.w_out, slow_rotation(inputs.position)
-    q, k, v = ((inputs.x @ part).view(2, 40, 2, HEAD_SIZE) for part in w_qkv.split(2 * HEAD_SIZE, dim=1))
-    q, k = (torch.einsum("bshc,scd->bshd", part, turned[:40]) for part in (q, k))
-    q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-    seeing, causal = (
-        functional.scaled_dot_product_attention(q, k, v, is_causal=one).transpose(1, 2).reshape(80, -1) @ w_out
-        for one in (False, True)
-    )
+    qkv = (inputs.x @ inputs.w_qkv).view(2, 40, 3, 2, HEAD_SIZE)
+    q, k, v = (qkv[:, :, part].transpose(1, 2) for part in range(3))
+    seeing = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2) @ inputs.w_out
     assert str(judge(seeing)).startswith("token 0 off by")
-    assert judge(output.roll(1, 0)) is not None
-    torch.testing.assert_close(output, causal)
+    assert judge(output.roll(1, 1)) is not None
+    shared = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(output, shared @ inputs.w_out)
 
 
-def slow_rotation(position_T: torch.Tensor) -> torch.Tensor:
-    """A matrix `[T, C, C]` for each position, which turns elements i and i + C / 2 by position / 10,000^(2 i / C)."""
-    half, turned = HEAD_SIZE // 2, torch.zeros(len(position_T), HEAD_SIZE, HEAD_SIZE)
-    for at, position in enumerate(position_T.tolist()):
-        for one in range(half):
-            angle = position / 10_000 ** (one / half)
-            turned[at, one, one] = turned[at, one + half, one + half] = math.cos(angle)
-            turned[at, one, one + half], turned[at, one + half, one] = math.sin(angle), -math.sin(angle)
-    return turned
+def test_attention_in_several_calls_gives_what_one_call_does_and_calls_as_often() -> None:
+    inputs, output, judge = judged("attention", {"batch": 4, "length": 9, "hidden": HEAD_SIZE, "calls": 1})
+    attend, seen = functional.scaled_dot_product_attention, list[int]()
 
-
-def test_attention_in_several_calls_is_one_for_each_length_around_that_of_the_size() -> None:
-    counted, attend = list[tuple[int, int]](), functional.scaled_dot_product_attention
-
-    def counting(q: Any, *args: Any, **options: Any) -> Any:
-        counted.append((q.shape[2], len(q)))
+    def counted(q: Any, *args: Any, **options: Any) -> Any:
+        seen.append(len(q))
         return attend(q, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(functional, "scaled_dot_product_attention", counting)
-        for calls, expected in ((1, [(9, 8)]), (3, [(8, 3), (9, 3), (10, 2)]), (4, [(7, 2), (8, 2), (10, 2), (11, 2)])):
-            counted.clear()
-            inputs, output, judge = judged("attention", {"batch": 8, "length": 9, "hidden": 128, "calls": calls})
-            assert sorted(counted) == expected
-            assert judge(output) is None
-            assert len(inputs.x) == sum(length * number for length, number in expected)
+        patch.setattr(functional, "scaled_dot_product_attention", counted)
+        divided = CASES["attention"].run(dataclasses.replace(inputs, calls=3))
+    torch.testing.assert_close(divided, output)
+    assert judge(divided) is None
+    assert seen == [2, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -198,12 +181,8 @@ def test_work_counts_the_multiply_adds_and_bytes_one_by_one() -> None:
     assert Gemm().work({"m": 3, "n": 5, "k": 7}, 1) == 3 * 5 * 7
     experts: Size = {"tokens": 6, "experts": 2, "hidden": 5, "ffn": 7, "grouped": 1}
     assert ExpertFfn().work(experts, 1) == 6 * (5 * 7 + 5 * 7 + 7 * 5)
-    pairs = {
-        length: sum(1 for query in range(length) for key in range(length) if key <= query) for length in (8, 9, 10)
-    }
-    for calls, lengths in ((1, (9, 9)), (2, (8, 10))):
-        size: Size = {"batch": 2, "length": 9, "hidden": 64, "calls": calls}
-        assert Attention().work(size, 1) == sum(one * 4 * 64 * 64 + pairs[one] * 2 * 64 for one in lengths)
+    pairs = sum(1 for query in range(9) for key in range(9) if key <= query)
+    assert Attention().work({"batch": 2, "length": 9, "hidden": 64}, 1) == 2 * (9 * 4 * 64 * 64 + pairs * 2 * 64)
     assert Router().work({"tokens": 3, "hidden": 4, "experts": 5, "top_k": 2}, 1) == 3 * 4 * 5
     assert Permutation().work({"tokens": 3, "hidden": 8}, 1) == 2 * 2 * 3 * torch.zeros(8).nbytes
 
