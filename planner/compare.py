@@ -3,7 +3,7 @@
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -105,6 +105,7 @@ class Comparison:
     seconds: SecondsOptions | None  #: How seconds were predicted; None without
     #: Cluster of the profile, where that is another than the plans' and not the first plan's own; else None
     profiled: Cluster | None = None
+    profile: str | None = None  #: What times the parts of a step
     #: Contender to the bytes of a copy of it, where sizes of the model are known
     copy_bytes: Mapping[str, int] = field(default_factory=dict)
     #: Which replica a token uses, as an engine has it; None: as each plan has it
@@ -125,19 +126,28 @@ class Comparison:
         return [row.path for row in self.compared if row.verdict.value == "none"]
 
     @property
+    def again(self) -> str:
+        """The command that plans anew for what is compared here, and for the engine that the first plan is for."""
+        given = {"--profile": self.profile, "--engine": self.compared[0].plan.options.get("auto", {}).get("engine")}
+        if self.size is not None:
+            given[self.size.flag] = str(self.size.number)
+        flags = (f" {flag} {value}" for flag, value in given.items() if value)
+        return f"moeplan solve --trace {self.trace}{''.join(flags)}"
+
+    @property
     def advice(self) -> str:
         """Advice about plans that do not pay."""
         failing = [row for row in self.compared if row.verdict.value == "none"]
         if all(row.verdict.gain.low is None for row in failing):
             return "one step shows nothing: record more"
         if self.size is not None and all(row.size_when_solved not in (None, self.size) for row in failing):
-            return f"solve for this step size: moeplan solve --trace {self.trace} {self.size.flag} {self.size.number}"
+            return f"solve for this step size: {self.again}"
         if all(row.plan.inputs.trace and row.plan.inputs.trace.sha256 == self.trace_sha256 for row in failing):
             return "it was solved on this very trace: record more, or keep what runs today"
         replanning = [(name,) for name, row in STRATEGIES.items() if row.params.replans]
         placed = [row for row in failing if row.paid_when_solved and row.plan.strategies in replanning]
         if not placed:
-            return f"solve anew: moeplan solve --trace {self.trace}"
+            return f"solve anew: {self.again}"
         first, (strategy,) = placed[0].path, placed[0].plan.strategies
         return f"re-plan: moeplan solve --strategy {strategy} --from {first} --trace {self.trace} -o next.json"
 
@@ -183,6 +193,7 @@ def compare(
     described = cluster_of_another(first, profile)
     on_progress("reading the trace")
     source = open_any(trace)
+    loaded = [replace(plan, by_counts=isinstance(source, CountTrace)) for plan in loaded]
     for plan in loaded:
         plan.check_model(source)
     _check(source, loaded, cluster, replica_rule, between=between)
@@ -226,6 +237,7 @@ def compare(
         num_fitted=int((~unseen_U).sum()),
         seen=not unseen_U.any(),
         seconds=evaluated.seconds,
+        profile=None if profile is None else str(profile),
         profiled=None if described is None or str(described) == str(cluster) else described,
         copy_bytes={label: size for label, size in sizes.items() if size is not None},
         replica_rule=replica_rule,

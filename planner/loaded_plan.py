@@ -40,6 +40,7 @@ class LoadedPlan:
     path: str
     plan: Plan
     replica_rule: ReplayRule | None = None  #: Which replica a token uses; None: as the plan was judged
+    by_counts: bool = False  #: Whether it is judged on counts, which tell no token's device as engines' rules need
 
     @property
     def moves_samples(self) -> bool:
@@ -61,7 +62,8 @@ class LoadedPlan:
             raise type(error)(f"{self.path}: {error}") from error
         if self.replica_rule is not None:
             return Contender(self.path, replace(journey, replica_rule=self.replica_rule))
-        rule = EvaluationOptions.of(self.plan).engine_rule if EvaluationOptions.key in self.plan.options else None
+        of_tokens = EvaluationOptions.key in self.plan.options and not self.by_counts
+        rule = EvaluationOptions.of(self.plan).engine_rule if of_tokens else None
         return Contender(self.path, journey).served(rule)
 
     @cached_property

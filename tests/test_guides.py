@@ -47,6 +47,7 @@ def test_no_command_that_a_guide_shows_with_its_output_is_left_out(guide: str) -
     prompts = [line.strip().removeprefix("$ ") for line in lines if line.lstrip().startswith("$ ")]
     own = [command for command in prompts if not any(words in command for words in READERS)]
     assert own
+    assert any(UNSHOWN in line for line in lines) == any(command.startswith(UNSHOWN) for command, _ in steps(guide))
     assert own == [command for command, _ in steps(guide) if not command.startswith(UNSHOWN) or command in own]
 
 

@@ -55,7 +55,8 @@ def _run() -> None:
         words = message.rstrip(".").replace("Value error, ", "")  # pydantic's, by which typer reads values
         if problems := getattr(error.__cause__, "errors", None):
             words = words.replace("Input should be", f"{problems()[0]['input']!r:.40}; expected")
-        _tell(UsageError(f"{words}; see moeplan COMMAND --help"))
+        command = getattr(getattr(error, "ctx", None), "command_path", "moeplan COMMAND")
+        _tell(UsageError(f"{words}; see {command} --help"))
 
 
 def _tell(error: MoeplanError) -> None:

@@ -15,7 +15,6 @@ from ..request import Phase
 from ..strategies.auto import AutoParams
 from ..strategies.registry import STRATEGIES
 
-ReplicaRule = Literal["even", "nearest", "static", "round_robin", "quota", "lp"]  # as `solvers.replicas` has them
 StrategyFlags = dict[str, Any]
 SEVERAL = "several strategies"  # panel of the flags that more than one strategy has
 ENGINES = ", ".join(choices(get_type_hints(AutoParams)["engine"]))

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import InputError, NoBenefitError, printable
+from ..request import ReplayRule
 from .flags import (
     ENGINES,
     Concurrency,
     Json,
     Phases,
-    ReplicaRule,
     SamplesPerStep,
     TokensPerStep,
     Verbose,
@@ -84,7 +84,7 @@ def compare(
     concurrency: Concurrency = None,
     samples_per_step: SamplesPerStep = None,
     replica_rule: Annotated[
-        ReplicaRule | None, optional("Rule by which tokens choose a replica; each plan's own.")
+        ReplayRule | None, optional("Rule by which tokens choose a replica; each plan's own.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the intervals.", min=0)] = 0,
     output: Annotated[Path | None, optional(MATRICES, "-o", "--output")] = None,
@@ -226,7 +226,7 @@ def validate(
                 del lines[1:]
                 break
         else:
-            if len(lines) < len(findings):
+            if len(lines) < len(findings) and 2 * len(findings) > model.num_layers:
                 sizes = f"{model.num_layers} MoE layers of {model.num_experts} experts"
                 print(f"is {hf_config} the config.json of this file's model? it has {sizes}")
         print("\n".join(lines))

@@ -110,28 +110,38 @@ def _bar(*columns: Any, line: str, start: str = "") -> Iterator[Callable[..., No
         with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=5) as bar:
             yield partial(bar.update, bar.add_task(start, total=None, left=""))
         return
-    last, newest, waiting = time.monotonic(), "", threading.Timer(0, lambda: None)
+    alone, last, newest, waiting = threading.Lock(), time.monotonic(), "", list[threading.Timer]()
 
     def tell() -> None:
         nonlocal last
         last = time.monotonic()
-        print(f"moeplan: {newest}", file=sys.stderr, flush=True)
+        while waiting:
+            waiting.pop().cancel()
+        with contextlib.suppress(OSError):  # nobody reads them
+            print(f"moeplan: {newest}", file=sys.stderr, flush=True)
+
+    def tell_late() -> None:
+        with alone:
+            if waiting:
+                tell()
 
     def say(**fields: Any) -> None:
-        nonlocal newest, waiting
-        newest, left_s = line.format(**fields), last + LINE_S - time.monotonic()
-        if left_s <= 0:
-            waiting.cancel()
-            tell()
-        elif not waiting.is_alive():  # what is said now may be all for long
-            waiting = threading.Timer(left_s, tell)
-            waiting.daemon = True
-            waiting.start()
+        nonlocal newest
+        with alone:
+            newest, left_s = line.format(**fields), last + LINE_S - time.monotonic()
+            if left_s <= 0:
+                tell()
+            elif not waiting:  # what is said now may be all for long
+                waiting.append(threading.Timer(left_s, tell_late))
+                waiting[0].daemon = True
+                waiting[0].start()
 
     try:
         yield say
     finally:
-        waiting.cancel()
+        with alone:
+            while waiting:
+                waiting.pop().cancel()
 
 
 def _left(step: "Step") -> str:

@@ -109,5 +109,5 @@ def _conclusion(demo: Demo) -> Iterator[str]:
     ours, today, *_ = demo.prefill.evaluation.judging.contenders if demo.prefill.evaluation is not None else ()
     if STEP in ours.metrics:
         times = [TimeUnit.worded(one.metrics[STEP].value) for one in (today, ours)]
-        yield f"{EXAMPLE}: a step of prefill takes {times[1]} instead of {times[0]} on the hardware of 1."
+        yield f"{EXAMPLE}: predicted for the hardware of 1 is a step of prefill of {times[1]}, not {times[0]}."
     yield f"files     {demo.folder}    next: moeplan solve --trace YOURS --cluster {CLUSTER}"

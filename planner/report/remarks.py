@@ -37,6 +37,7 @@ RULES = {
     "quota": "by the exact split of each step, near their tokens",
     "lp": "by the exact split of each step, wherever tokens are",
 }
+WEIGHTS = " where tokens bound it; in small steps reading weights does, and replicas have more of them"
 MOST_STEPS = 10  # an interval from fewer says little of others
 
 
@@ -225,6 +226,7 @@ def _untimed(plan: Plan, ours: Contender, base: Contender) -> Iterator[str]:
         yield (
             f"balance {mine.value:.2f} against {theirs.value:.2f}: the busiest device's experts take about"
             f" {percent(abs(less))} {'less' if less >= 0 else 'more'} time"
+            f"{WEIGHTS if plan.placement is not None and plan.placement.has_replicas else ''}"
         )
     if plan.inputs.profile is not None:
         return

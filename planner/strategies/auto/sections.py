@@ -98,32 +98,39 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
 
 
 def _added(options: AutoOptions, plan: Plan, part: Part) -> Iterator[str]:
-    """Gain that each part adds to the parts before it, on the samples that judge; another form of rows comes first."""
+    """Gain that each part adds to those before it, on the samples that judge: another form of rows comes first, then
+    as many slots with experts in order.
+    """
     best, shares = options.tried[0], {candidate.parts: candidate.share.value for candidate in options.tried}
+    wire, names, gains = plan.decisions.wire, list[str](), [0.0]
+    if plan.verdict is not None and wire is not None:
+        base = contender_of(part, plan.verdict.against)
+        names.append(f"{wire} rows")
+        gains.append(_gain(part, f"{base.name}, {wire}/{plan.dispatch_model}", plan.verdict.against, options.metric))
+    if plan.verdict is not None and (spare := _in_order(plan, part)):
+        shared = ", replicas shared alike" if plan.placement and plan.placement.replica_rule in BY_STEP else ""
+        names.append(f"as many slots with experts in order{shared}")
+        gains.append(_gain(part, spare, plan.verdict.against, options.metric))
     ends = range(1, len(best.parts) + 1)
-    if len(best.parts) > 1 and all(best.parts[:end] in shares for end in ends):
-        names, gains = [*best.parts], [0.0, *(shares[best.parts[:end]] for end in ends)]
-        if (wire := plan.decisions.wire) is not None and plan.verdict is not None:
-            base = contender_of(part, plan.verdict.against)
-            rows = contender_of(part, f"{base.name}, {wire}/{plan.dispatch_model}")
-            names.insert(0, f"{wire} rows")
-            gains.insert(1, 1 - figure_of(rows, options.metric) / figure_of(base, options.metric))
+    if len(names) + len(best.parts) > 1 and all(best.parts[:end] in shares for end in ends):
+        names, gains = [*names, *best.parts], [*gains, *(shares[best.parts[:end]] for end in ends)]
         added = [f"{name} {100 * (gains[at] - gains[at + 1]):+z.1f}" for at, name in enumerate(names)]
-        yield f"what each part adds, in % of today: {', '.join(added)}{_in_order(plan, part)}"
-    elif alone := _in_order(plan, part):
-        yield alone.removeprefix("; ")
+        yield f"what each part adds, in % of today: {', '.join(added)}"
+
+
+def _gain(part: Part, label: str, against: str, metric: str) -> float:
+    """What a contender gains over another, a share."""
+    return 1 - figure_of(contender_of(part, label), metric) / figure_of(contender_of(part, against), metric)
 
 
 def _in_order(plan: Plan, part: Part) -> str:
-    """The change by as many slots alone, with experts in order; empty without replicas."""
-    if plan.placement is None or not plan.placement.has_replicas or plan.verdict is None:
+    """The contender with experts in order in as many slots; empty without replicas."""
+    if plan.placement is None or not plan.placement.has_replicas:
         return ""
-    spare, metric = contiguous_in(plan.placement.slots, plan.model, plan.cluster).label, plan.verdict.metric
-    if spare not in {contender.label for contender in part.contenders}:
-        return ""
-    alone = figure_of(contender_of(part, spare), metric) / figure_of(contender_of(part, plan.verdict.against), metric)
-    rule = ", replicas shared alike" if plan.placement.replica_rule in BY_STEP else ""
-    return f"; as many slots with experts in order{rule}: {change_text(1 - alone)}"
+    spare = contiguous_in(plan.placement.slots, plan.model, plan.cluster)
+    if plan.decisions.wire is not None:
+        spare = spare.wired(plan.decisions.wire)
+    return spare.label if spare.label in {contender.label for contender in part.contenders} else ""
 
 
 def _carried(options: AutoOptions, model: ModelSpec, *, training: bool) -> Iterator[str]:

@@ -123,6 +123,8 @@ def _solved_anew(search: Search, best: Candidate) -> tuple[dict[Components, "Dec
     for end, component in enumerate(best.components, 1):
         decided = decide(search.task_of(component, decided, inner=False, search_s=search.last_search_s))
         anew[best.components[:end]] = decided
+        if decided.solution.outcome.status is Status.INTERRUPTED:  # a search that kept its best
+            search.status = Status.INTERRUPTED
     return anew, judge(anew[best.components]).plan
 
 

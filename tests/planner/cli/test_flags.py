@@ -12,18 +12,17 @@ from typer.testing import CliRunner
 
 from moeplan.errors import UsageError
 from moeplan.planner.cli.commands import COMMANDS, PanelCommand, group
-from moeplan.planner.cli.flags import ReplicaRule
 from moeplan.planner.cli.solve import solve
 from moeplan.planner.cli.trace import COMMANDS as TRACE_COMMANDS
 from moeplan.planner.compare import Comparison
 from moeplan.planner.evaluate.step_size import StepSize
 from moeplan.planner.params import Flag, choices, flags_of, option_of
-from moeplan.planner.request import Dispatch, Phase, Request
+from moeplan.planner.request import Dispatch, Phase, ReplayRule, Request
 from moeplan.planner.strategies.registry import STRATEGIES, strategy
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.decisions import DISPATCH_MODELS
+from moeplan.solvers import replicas
 from moeplan.solvers.netmoe import METHODS
-from moeplan.solvers.replicas import ReplayRule
 from moeplan.traces.schema import PHASES
 
 FLAGS = [(name, field, one) for name, row in STRATEGIES.items() for field, one in flags_of(row.params)]
@@ -219,15 +218,20 @@ def test_every_example_of_the_help_is_a_request(example: str) -> None:
 def test_what_compare_advises_for_a_plan_that_no_longer_pays_is_a_request() -> None:
     verdict = SimpleNamespace(value="none", gain=SimpleNamespace(low=-1.0))
     source = SimpleNamespace(sha256="a" * 64)
-    plan = SimpleNamespace(strategies=("exflow",), inputs=SimpleNamespace(trace=source))
+    options = {"auto": {"engine": "sglang"}}
+    plan = SimpleNamespace(strategies=("exflow",), inputs=SimpleNamespace(trace=source), options=options)
     size = StepSize("tokens", 8)
     one = SimpleNamespace(
         path="plan.json", plan=plan, paid_when_solved=True, verdict=verdict, size_when_solved=StepSize("tokens", 4)
     )
     kind: Any = Comparison
-    comparison = SimpleNamespace(compared=[one], failing=["plan.json"], trace="new", trace_sha256="b" * 64, size=size)
-    anew = "solve for this step size: moeplan solve --trace new --tokens-per-step 8"
-    assert kind.advice.fget(comparison) == anew
+    comparison = SimpleNamespace(
+        compared=[one], failing=["plan.json"], trace="new", trace_sha256="b" * 64, size=size, profile="p.json"
+    )
+    comparison.again = kind.again.fget(comparison)
+    anew = "moeplan solve --trace new --profile p.json --engine sglang --tokens-per-step 8"
+    assert kind.advice.fget(comparison) == f"solve for this step size: {anew}"
+    assert asked_for(*anew.removeprefix("moeplan solve ").split()).size == size
     one.size_when_solved = size
     advice = kind.advice.fget(comparison)
     request = asked_for(*advice.removeprefix("re-plan: moeplan solve ").split())
@@ -241,5 +245,5 @@ def test_the_words_a_user_may_choose_from_are_those_the_planner_knows() -> None:
     assert set(get_args(Dispatch)) == {model for name in STRATEGIES for model in strategy(name).dispatch_models}
     assert get_args(Dispatch) == DISPATCH_MODELS
     assert get_args(Phase) == PHASES
-    assert get_args(ReplicaRule) == get_args(ReplayRule)
+    assert get_args(ReplayRule) == get_args(replicas.ReplayRule)
     assert set(choices(get_type_hints(STRATEGIES["netmoe"].params)["method"])) == set(METHODS)

@@ -144,7 +144,27 @@ def test_a_plan_is_replayed_by_the_rule_of_the_engine_that_it_was_judged_for(
     assert certify(plan, trace.path, None, folder=path.parent).replayed
     with pytest.raises(CertificationError, match=r"copies|balance|hops"):
         certify(edited(plan, "options/evaluation/engine_rule", None), trace.path, None, folder=path.parent)
+    rival, own_rival = (
+        figure(compare([path], trace.path, replica_rule=rule), "contiguous in 16 slots", "device_copies")
+        for rule in (engine, own)
+    )
+    stated = {one.name: one.metrics["device_copies"].value for one in plan.evaluation.judging.contenders}
+    assert stated["contiguous in 16 slots"] == rival != own_rival
+    plain = planned(trace, "eplb", redundant=8, replica_rule=own)
+    eplb = next(one for one in plain.evaluation.judging.contenders if one.name == "eplb")
+    assert (stated["eplb"] == eplb.metrics["device_copies"].value) == (engine == "even"), "published EPLB is even"
     assert f"plan.json: {rule_words(engine)}" in screen(compare_report, compare([path], trace.path))
+
+
+def test_on_counts_an_engine_s_rule_is_left_out(make_trace: Any, tmp_path: Path, path: Path) -> None:
+    trace = make_trace(samples=40)
+    counts = counted(trace, tmp_path / "counts")
+    for engine in (None, "static"):
+        planned(trace, "eplb", redundant=8, engine_rule=engine, to=path)
+        loads = figure(compare([path], counts.path), "plan.json", "balance")
+        even = figure(compare([path], counts.path, replica_rule="even"), "plan.json", "balance")
+        assert loads == even
+    assert planned(counts, "eplb", redundant=8, engine_rule="static").options["evaluation"]["engine_rule"] is None
 
 
 def test_slots_alone_have_the_rules_of_the_plans_that_they_stand_beside(make_trace: Any, tmp_path: Path) -> None:

@@ -230,8 +230,15 @@ def test_slots_alone_are_told_from_what_lives_in_them(trace: Trace, profile: Pat
     judging, metric = plan.evaluation.judging, plan.verdict.metric
     figures = {one.label: one.metrics[metric].value for one in judging.contenders}
     spare = figures[f"contiguous in {plan.placement.num_slots} slots/standard"] / figures["contiguous/standard"] - 1
-    assert sections._in_order(plan, judging) == f"; as many slots with experts in order: {100 * spare:+.1f} %"
-    assert sections._in_order(without, judging) == ""
+    ours = figures["plan/standard"] / figures["contiguous/standard"] - 1
+    options: Any = SimpleNamespace(
+        metric=metric, tried=[SimpleNamespace(parts=("eplb",), share=SimpleNamespace(value=-ours))]
+    )
+    assert [*sections._added(options, plan, judging)] == [
+        f"what each part adds, in % of today: as many slots with experts in order {100 * spare:+.1f},"
+        f" eplb {100 * (ours - spare):+.1f}"
+    ]
+    assert not [*sections._added(options, without, judging)]
 
 
 def test_the_same_request_gives_the_same_plan_and_table(trace: Trace, profile: Path, plan: Any) -> None:
@@ -579,6 +586,27 @@ def test_ctrl_c_before_anything_was_found_ends_it(trace: Trace, profile: Path, m
     stop_after(0, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         planned(trace, "auto", profile=profile)
+
+
+def test_a_second_ctrl_c_in_the_last_solve_ends_it(
+    trace: Trace, profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_after(3, monkeypatch)
+
+    def stopped(_decided: Decided) -> Any:
+        raise KeyboardInterrupt
+
+    solved, decided = list[Decided](), solve.decide
+
+    def counted_decide(task: Any) -> Decided:
+        solved.append(decided(task))
+        return solved[-1]
+
+    monkeypatch.setattr(solve, "decide", counted_decide)
+    monkeypatch.setattr(solve, "judge", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        made(trace, "auto", profile=profile)
+    assert sum(not one.task.inner for one in solved) == 1, "it was not solved once more"
 
 
 @pytest.mark.parametrize("again", [False, True])
