@@ -27,7 +27,8 @@ class ReplicaTable:
     tokens of a device take one and the same: the first on its node, where there are fewer there than in all; for the
     other devices SGLang draws among the n, alike often in the mean, and here the i-th of them takes number (i + expert)
     mod n. `round_robin` (TensorRT-LLM) offers all holders, of which a token on device d takes number
-    (sample + position + d) mod n.
+    (sample + position + d + expert) mod n: the engine counts the tokens of each expert for itself, so that a token's
+    experts take turns of their own.
     """
 
     #: int32 `[E, N or 1, R]`: candidates by the token's node (an axis of 1: all nodes alike), ascending, -1 behind.
@@ -37,7 +38,7 @@ class ReplicaTable:
     #: Whether a device holds the expert and is therefore taken by its own tokens, `[E, D]`; None: never
     own: Bools | None
     devices_per_node: int  #: D / N; static: 1
-    rotated: bool = False  #: Whether a token's device is added to its turn
+    rotated: bool = False  #: Whether its device and the expert are added to a token's turn
 
     @classmethod
     def of(
@@ -99,12 +100,11 @@ class ReplicaTable:
         routed_TK = ids < num_experts
         e_TK = np.where(routed_TK, ids, 0).astype(np.int64)
         n_T1 = home[:, None] // self.devices_per_node if num_nodes > 1 else np.zeros((1, 1), dtype=np.int64)
-        if self.rotated:
-            turn = turn + home
+        turn_TK = (turn + home)[:, None] + e_TK if self.rotated else turn[:, None]
         if self.devices.shape[2] == 1:
             chosen_TK = self.devices[e_TK, n_T1, 0]
         else:
-            chosen_TK = self.devices[e_TK, n_T1, turn[:, None] % self.count[e_TK, n_T1]]
+            chosen_TK = self.devices[e_TK, n_T1, turn_TK % self.count[e_TK, n_T1]]
         if self.own is not None:
             chosen_TK = np.where(self.own[e_TK, home[:, None]], home[:, None], chosen_TK)
         return np.where(routed_TK, chosen_TK, -1).astype(np.int32, copy=False)

@@ -146,7 +146,7 @@ def devices_of(
         for here in np.unique(here_R[row]).tolist():
             at = here_R[row] == here
             offered = np.array(_offered(rule, expert, holders[expert], here, group))
-            turn = turn_R[row[at]] + here * (rule == "round_robin")
+            turn = turn_R[row[at]] + (here + expert) * (rule == "round_robin")
             device_RK[row[at], choice[at]] = offered[turn % len(offered)]
     return np.asarray(device_RK)
 

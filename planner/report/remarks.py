@@ -33,7 +33,7 @@ RULES = {
     "even": "shared alike",
     "nearest": "the token's own device, else its node, else all alike",
     "static": "a fixed one for each device: its own, else on its node, else a fair choice",
-    "round_robin": "in turn, each device from an offset of its own",
+    "round_robin": "in turn, for each expert and from each device apart",
     "quota": "by the exact split of each step, near their tokens",
     "lp": "by the exact split of each step, wherever tokens are",
 }

@@ -138,7 +138,7 @@ def test_an_id_that_names_no_expert_goes_nowhere() -> None:
 def engines_choice(holders: list[int], home: int, turn: int, expert: int, devices: range, group: int, rule: str) -> int:
     """What ENGINES' rules say: SGLang's fixed fair choice of each source rank, TensorRT-LLM's shifted round robin."""
     if rule == "round_robin":
-        return holders[(turn + home) % len(holders)]
+        return holders[(turn + home + expert) % len(holders)]
     if home in holders:
         return home
 

@@ -22,11 +22,16 @@ def law_for(task: Task) -> Law:
             f"--strategy luffy weighs attention against exchanges, but {why}; or --strategy netmoe, which weighs"
             " exchanges alone"
         )
-    return law_of(
-        costs.attention,
-        samples.index.unit_tokens[task.fitted],
-        batches=params.batches,
-        numbers="free" if params.method == "paper" else params.numbers,
-        room=params.room,
-        candidates=params.candidates,
-    )
+    try:
+        return law_of(
+            costs.attention,
+            samples.index.unit_tokens[task.fitted],
+            batches=params.batches,
+            numbers="free" if params.method == "paper" else params.numbers,
+            room=params.room,
+            candidates=params.candidates,
+        )
+    except ValueError as error:
+        raise UsageError(
+            f"--profile {task.request.profile}: {error}; measure attention again: moeplan profile"
+        ) from error

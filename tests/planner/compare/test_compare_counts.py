@@ -156,6 +156,17 @@ def test_a_plan_is_replayed_by_the_rule_of_the_engine_that_it_was_judged_for(
     assert f"plan.json: {rule_words(engine)}" in screen(compare_report, compare([path], trace.path))
 
 
+def test_a_plan_whose_steps_are_split_keeps_its_rule_with_an_engine_that_can(make_trace: Any, path: Path) -> None:
+    trace = make_trace(samples=40)
+    plain, served = (
+        planned(trace, "eplb", redundant=8, replica_rule="lp", engine_rule=engine, to=path)
+        for engine in (None, "static")
+    )
+    ours, theirs = (plan.evaluation.judging.contenders[0].metrics for plan in (plain, served))
+    assert ours == theirs
+    assert figure(compare([path], trace.path), "plan.json", "device_copies") == ours["device_copies"].value
+
+
 def test_on_counts_an_engine_s_rule_is_left_out(make_trace: Any, tmp_path: Path, path: Path) -> None:
     trace = make_trace(samples=40)
     counts = counted(trace, tmp_path / "counts")

@@ -11,7 +11,7 @@ from moeplan.planner.certify import certify
 from moeplan.planner.compare import compare
 from moeplan.profilers.description import describe
 from moeplan.profilers.fits.laws import AttentionLaw
-from moeplan.profilers.profile import save
+from moeplan.profilers.profile import load, save
 from tests.builders import known
 from tests.planner.makers import assert_refused, edited, generated, judged, planned, said
 
@@ -170,6 +170,17 @@ def test_another_claim_is_refused(
 def test_impossible_parameters_are_refused_by_flag(counts: Any, profile: Path, settings: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         planned(counts, "luffy", profile=profile, **settings)
+
+
+def test_a_profile_whose_attention_takes_hours_is_refused(counts: Any, started: Path, tmp_path: Path) -> None:
+    profile, path = load(started), tmp_path / "profile.json"
+    ((key, series),) = profile.series.items()
+    fit = known(series.fit)
+    assert isinstance(fit.model, AttentionLaw)
+    changed = replace(fit, model=replace(fit.model, start_s=5e4))
+    save(profile.model_copy(update={"series": {key: series.model_copy(update={"fit": changed})}}), path)
+    with pytest.raises(UsageError, match=r"attention of \(.*measure attention again"):
+        planned(counts, "luffy", profile=path)
 
 
 @pytest.mark.parametrize("text", ["71", "71:23", "71:23@", "-1:2@64", "0:0@64", "1:1@0", "nan:1@64", "1e99:1@64"])
