@@ -86,7 +86,8 @@ def doubts(plan: Plan, part: Part) -> Iterator[str]:
     if plan.evaluation is not None and plan.evaluation.held_out is None:
         yield _fitted(EvaluationOptions.of(plan), part)
     yield from _wire(plan, part)
-    yield from filter(None, (by_engine(plan),))
+    if words := by_engine(plan):
+        yield words
     yield from copies_remarks(plan.verdict, ours, base)
     mine, theirs = (contender.metrics.get(BALANCE) for contender in (ours, base))
     if plan.verdict.metric != BALANCE and mine and theirs and mine.value > theirs.value * (1 + MATTERS):
@@ -98,8 +99,9 @@ def doubts(plan: Plan, part: Part) -> Iterator[str]:
 def by_engine(plan: Plan) -> str:
     """The rule of an engine by which a plan was judged; empty where it was by its own."""
     rule = judged_by(plan)
-    own = plan.placement is None or rule in (None, plan.placement.replica_rule.value)
-    return "" if own or rule is None else rule_words(rule)
+    if rule is None or plan.placement is None or rule == plan.placement.replica_rule:
+        return ""
+    return rule_words(rule)
 
 
 def rule_words(rule: str) -> str:

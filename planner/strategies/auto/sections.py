@@ -127,9 +127,7 @@ def _in_order(plan: Plan, part: Part) -> str:
     """The contender with experts in order in as many slots; empty without replicas."""
     if plan.placement is None or not plan.placement.has_replicas:
         return ""
-    spare = contiguous_in(plan.placement.slots, plan.model, plan.cluster)
-    if plan.decisions.wire is not None:
-        spare = spare.wired(plan.decisions.wire)
+    spare = contiguous_in(plan.placement.slots, plan.model, plan.cluster).wired(plan.decisions.wire)
     return spare.label if spare.label in {contender.label for contender in part.contenders} else ""
 
 
