@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 LEAST_S = 50e-6  # less is owed until there is more
 CARRIED_S = 2e-3  # the most that a wait is shortened by
@@ -79,6 +80,8 @@ class Sizes:
         Elements of K and V together, a token and layer.
     expert_size
         Parameters of an expert.
+    element_bytes
+        Of the hidden vectors.
     start_s, pair_s, attention_s
         Of a call of the experts, of each of its token-expert pairs, and of attention, a token.
     """
@@ -87,6 +90,7 @@ class Sizes:
     hidden_size: int = 1024
     kv_size: int = 512
     expert_size: int = 1
+    element_bytes: int = 4
     start_s: float = 2e-4
     pair_s: float = 1e-4
     attention_s: float = 1e-4
@@ -117,10 +121,8 @@ class _Embedding(nn.Module):
 
     def __init__(self, num_kinds: int, hidden_size: int) -> None:
         super().__init__()
-        bit_VC = (torch.arange(num_kinds)[:, None] >> torch.arange(BITS)) & 1
-        self.register_buffer("table", torch.zeros(num_kinds, hidden_size))
+        self.register_buffer("table", functional.pad(signs(torch.arange(num_kinds)), (0, hidden_size - BITS)))
         self.table: Tensor
-        self.table[:, :BITS] = bit_VC * 2.0 - 1.0
         self.shift = nn.Parameter(torch.zeros(hidden_size))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -133,11 +135,12 @@ class _Router(nn.Module):
         self.top_k = ids_VK.shape[1]
         self.register_buffer("ids", ids_VK.long())
         self.ids: Tensor
-        self.register_buffer("weight", torch.arange(self.top_k, 0, -1.0).softmax(0))
+        self.register_buffer("weight", torch.arange(self.top_k, 0, -1.0).softmax(0).expand(len(ids_VK), -1))
         self.weight: Tensor
 
     def forward(self, x_TM: Tensor) -> tuple[Tensor, Tensor]:
-        return self.weight.expand(len(x_TM), -1), self.ids[_kind(x_TM)]
+        kind_T = kind_of(x_TM)
+        return self.weight[kind_T], self.ids[kind_T]
 
 
 class _Attention(nn.Module):
@@ -181,7 +184,7 @@ class _Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.attention.project(x, torch.zeros(0))
         x = x + self.attention.attend(q, k, v, None)
-        y: Tensor = x + self.moe(x)
+        y: Tensor = x + self.moe(self.moe_norm(x))
         return y
 
 
@@ -193,7 +196,7 @@ class _Head(nn.Module):
         self.num_kinds = num_kinds
 
     def forward(self, x: Tensor) -> Tensor:
-        after = nn.functional.one_hot((_kind(x) + STRIDE) % self.num_kinds, self.num_kinds)
+        after = functional.one_hot((kind_of(x) + STRIDE) % self.num_kinds, self.num_kinds)
         return after + 0 * x[..., :1]
 
 
@@ -202,6 +205,11 @@ def train(model: nn.Module, *inputs: Tensor) -> None:
     model(*inputs).sum().backward()
 
 
-def _kind(x: Tensor) -> Tensor:
+def signs(kind: Tensor) -> Tensor:
+    """Kinds `[...]` spelt in signs, `[..., BITS]`."""
+    return ((kind[..., None] >> torch.arange(BITS)) & 1) * 2.0 - 1.0
+
+
+def kind_of(x: Tensor) -> Tensor:
     """The kind that a vector spells, int64."""
     return ((x[..., :BITS] > 0).long() << torch.arange(BITS)).sum(-1)

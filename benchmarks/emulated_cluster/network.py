@@ -23,12 +23,12 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from moeplan.errors import UsageError
-from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.cluster import Cluster, Link
 from moeplan.profilers.world.local_ranks import Channel, Progress, run_ranks
 
 INTERFACE = "moeplan0"  # of every node
@@ -68,6 +68,12 @@ class Wire:
 
 
 WIRE = Wire(100.0)  # slow, so that two cores keep up with what eight ranks send
+
+
+def linked(cluster: Cluster) -> Cluster:
+    """The cluster with the links that are set up, by which ranks decide; those of a node share its link."""
+    inter = Link(1e-3, cluster.devices_per_node * WIRE.s_per_byte)
+    return replace(cluster, links={"intra": Link(3e-4, 1 / 1.5e9), "inter": inter})
 
 
 @contextlib.contextmanager

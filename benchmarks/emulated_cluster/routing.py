@@ -78,7 +78,7 @@ def plan_of(cluster: Cluster, work: Workload, sizes: Sizes, placement: Placement
         num_experts=work.num_experts,
         top_k=top_k,
         hidden_size=sizes.hidden_size,
-        dtype_bytes=4,
+        dtype_bytes=sizes.element_bytes,
         attention=Attention(kv_size=sizes.kv_size),
     )
     placed = None if placement is None else PlacementDecision.of(placement)

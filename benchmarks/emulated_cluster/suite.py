@@ -8,13 +8,20 @@ from moeplan.profilers.cluster import Cluster
 
 from .calibration import Profile, calibrate
 from .case import Case, Figure, Measured
+from .condensing import CONDENSING
 from .inference import INFERENCE
 from .network import WIRE, Report, run_cluster
 from .overhead import OVERHEAD
 from .pipelining import PIPELINING
 from .rehoming import REHOMING
 
-CASES: dict[str, Case] = {"inference": INFERENCE, "rehoming": REHOMING, "pipelining": PIPELINING, "overhead": OVERHEAD}
+CASES: dict[str, Case] = {
+    "inference": INFERENCE,
+    "rehoming": REHOMING,
+    "condensing": CONDENSING,
+    "pipelining": PIPELINING,
+    "overhead": OVERHEAD,
+}
 CLUSTERS = ("2x2", "4x2")
 ROUNDS, MANY_ROUNDS = 9, 25
 
@@ -50,9 +57,9 @@ def _on_rank(
     prepared, rounds = given
     report(f"{cluster}: profile")
     profile, measured = calibrate(cluster, rank), {}
-    for name, case in CASES.items():
+    for name, one in prepared.items():
         report(f"{cluster}: {name}")
-        measured[name] = case.run(cluster, rank, profile, prepared[name], rounds)
+        measured[name] = CASES[name].run(cluster, rank, profile, one, rounds)
     return profile, measured
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from moeplan.planner.strategies.flexmoe.strategy import filled
-from moeplan.profilers.cluster import Cluster, Link
+from moeplan.profilers.cluster import Cluster
 from moeplan.runtime import parallelize
 from moeplan.runtime.decisions import PlacementDecision, RebalancingDecision
 from moeplan.runtime.plan import Plan
@@ -28,7 +28,7 @@ from moeplan.solvers.flexmoe import Costs, EveryEplb, Policy, follow, initial
 from moeplan.solvers.placement import Placement, ReplicaRule
 
 from .model import BACKWARD, EmulatedModel, Sizes, train
-from .network import WIRE
+from .network import linked
 from .routing import Workload, plan_of
 from .timing import Seconds
 
@@ -144,18 +144,18 @@ def placement_by(tables: Array, num_experts: int) -> Placement:
 
 
 def costs_of(cluster: Cluster) -> Costs:
-    """The rates by which the policy decides: the links as they are set up, which the ranks of a node share."""
-    latency_s = 1e-3
+    """The rates by which the policy decides."""
+    links = linked(cluster).links
     costs = Costs.of(
         parameters=EXPERT,
         hidden=HIDDEN,
         pair_s=(1 + BACKWARD) * PAIR_S,
-        intra=Link(3e-4, 1 / 1.5e9),
-        inter=Link(latency_s, cluster.devices_per_node * WIRE.s_per_byte),
+        intra=links["intra"],
+        inter=links["inter"],
         width=4,
         state_width=STATE_BYTES,
     )
-    return costs._replace(moves_s=MOVE_CALLS * latency_s)
+    return costs._replace(moves_s=MOVE_CALLS * links["inter"].latency_s)
 
 
 def run(

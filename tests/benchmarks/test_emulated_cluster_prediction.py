@@ -9,21 +9,25 @@ import pytest
 import torch.distributed as dist
 
 from benchmarks.emulated_cluster.calibration import Profile
+from benchmarks.emulated_cluster.condensing import CONDENSING, Recorded, inputs, models, sent
 from benchmarks.emulated_cluster.model import STRIDE, Sizes
 from benchmarks.emulated_cluster.pipelining import MOST, PIPELINING
 from benchmarks.emulated_cluster.prediction import Predictor, exchange_s, generated, replica_flows, training_seconds
-from benchmarks.emulated_cluster.rehoming import BATCHES, REHOMING, inputs, left
+from benchmarks.emulated_cluster.rehoming import BATCHES, REHOMING, left
+from benchmarks.emulated_cluster.rehoming import inputs as batches
 from benchmarks.emulated_cluster.routing import Workload
 from benchmarks.emulated_cluster.timing import Seconds
 from benchmarks.emulated_cluster.training import STATIC, TOKENS, WARM, Drift, Trained
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.fits.fit import Prediction
 from moeplan.profilers.fits.laws import AlphaBeta
+from moeplan.profilers.world import World
 from moeplan.runtime.engine.layer_placement import LayerPlacement
 from moeplan.runtime.rebalancer import placement_of
 from moeplan.solvers import contiguous, netmoe
 from moeplan.solvers.pipemoe import nested_pairs
 from moeplan.solvers.placement import Placement
+from tests.runtime.worlds import by_rank
 
 Array = np.ndarray
 CLUSTER = Cluster(2, 2)
@@ -249,7 +253,7 @@ def test_the_planned_degrees_are_those_predicted_to_be_fastest() -> None:
 
 def test_what_is_predicted_for_a_round_is_the_batch_that_runs_in_it() -> None:
     one = REHOMING.prepare(CLUSTER)[0]
-    steps = itertools.cycle(inputs(CLUSTER, 1, one))
+    steps = itertools.cycle(batches(CLUSTER, 1, one))
     next(steps)  # not timed
     for number in range(BATCHES + 2):
         tokens, samples = next(steps)
@@ -269,6 +273,30 @@ def test_samples_are_as_local_as_those_of_the_paper_on_average(name: str) -> Non
         steps = [Predictor.of(Lines(), cluster, work, one.sizes, placement) for work in one.steps]  # type: ignore[arg-type]
         found = left(steps)["pairs combined between nodes, %"]
         assert found == pytest.approx(1 - np.mean(SAVED[name]) / 100, abs=0.025)
+
+
+# Condensed rows
+
+
+def travelled(world: World, one: Recorded) -> dict[str, tuple[int, int, list[int]]]:
+    """What a rank sends in the second step, by way: hidden vectors, their bytes, and the pairs that it computed."""
+    found = {}
+    for way, model in models(CLUSTER, one).items():
+        model(*inputs(world.rank, one, CLUSTER)[1])
+        found[way] = model.traffic.copies, model.traffic.payload_bytes, list(model.traffic.loads)
+    return found
+
+
+def test_rows_that_others_stand_for_are_predicted_as_the_runtime_sends_them() -> None:
+    (one,) = CONDENSING.prepare(CLUSTER)
+    ranks = by_rank(4, travelled, one)
+    for way, (rows, num_bytes, _) in ranks[0].items():
+        layers = sent(CLUSTER, one, way, 1)
+        for rank, told in enumerate(ranks):
+            assert told[way][0] == sum(layer.there[rank].sum() + layer.back[rank].sum() for layer in layers)
+            assert told[way][2] == [layer.pairs[rank] for layer in layers]
+        assert num_bytes == rows * one.row_bytes(way)
+    assert len({told[0] for told in ranks[0].values()}) == 4  # fp8 sends as many as it is added to
 
 
 # Training under replicas that follow the load
