@@ -51,7 +51,7 @@ class Environment:
 
     @classmethod
     def of(cls, load_at_start: float) -> "Environment":
-        """That of this process, now at its end."""
+        """Environment of this process, now at its end."""
         return cls(
             cpu=_cpu(),
             cores=os.cpu_count() or 1,

@@ -33,7 +33,7 @@ class Routing:
     num_experts: int
 
     def transitions(self, kept: Array) -> Array:
-        """Those of some tokens, by places or mask."""
+        """Transitions of some tokens, by places or mask."""
         return transitions(self.ids[kept], self.num_experts)
 
     def even(self) -> Array:

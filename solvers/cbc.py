@@ -27,6 +27,7 @@ def solve_by_cbc(model: "LpProblem", *, time_limit_s: float | None = None, optio
 
     class Cbc(pulp.COIN_CMD):  # type: ignore[misc]
         def actualSolve(self, lp: "LpProblem", **_: object) -> int:  # noqa: N802
+            """Run CBC on a file of the problem, and kill it at the limit; pulp's status."""
             with TemporaryDirectory() as folder:
                 problem, start, solution = (str(Path(folder, name)) for name in ("model.mps", "start", "solution"))
                 variables, *names = lp.writeMPS(problem, rename=1)

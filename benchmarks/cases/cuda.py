@@ -440,7 +440,7 @@ def _upstream(shape: torch.Size) -> Tensor:
 
 @cache
 def _clock() -> Clock:
-    """That of the GPU that is here.
+    """Clock of the GPU that is here.
 
     Raises
     ------

@@ -171,7 +171,7 @@ def _traffic(dealt: Array, holders: Any, group: int) -> int:
 
 
 def _prices(holders: Any, num_devices: int, group: int) -> Array:
-    """What a pair costs by slot and source, `[P, D]`."""
+    """Cost of a pair by slot and source, `[P, D]`."""
     at, source = holders.device[:, None], np.arange(num_devices)
     return np.where(at == source, 0, np.where(at // group == source // group, 1, RATIO))
 

@@ -209,7 +209,7 @@ def _weights() -> tuple[Tensor, Tensor]:
 
 @cache
 def _preset() -> Profile:
-    """That of the GPU that is here.
+    """Preset of the GPU that is here.
 
     Raises
     ------

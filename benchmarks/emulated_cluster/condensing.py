@@ -102,7 +102,7 @@ class _Rows(nn.Module):
 
 
 class Sent(NamedTuple):
-    """What a layer sends there and back, rows `[from, to]`, and the pairs that devices compute, `[D]`."""
+    """Traffic of a layer: rows sent there and back, `[from, to]`, and the pairs that devices compute, `[D]`."""
 
     there: Array
     back: Array
@@ -217,7 +217,7 @@ def _told(cluster: Cluster, profile: Profile, given: list[Recorded], measured: S
 
 
 def sent(cluster: Cluster, one: Recorded, way: str, number: int) -> list[Sent]:
-    """What the layers of a step send under a way."""
+    """Traffic of the layers of a step under a way."""
     size, found = cluster.num_devices, list[Sent]()
     part = slice(number * size * SAMPLES * LENGTH, (number + 1) * size * SAMPLES * LENGTH)
     home_I = np.arange(size).repeat(SAMPLES)

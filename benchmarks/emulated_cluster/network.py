@@ -106,7 +106,7 @@ def enter(namespace: str) -> None:
 
 
 def stale(names: list[str]) -> list[str]:
-    """Those of namespaces that an emulated cluster left whose process is gone."""
+    """Namespaces that an emulated cluster left whose process is gone."""
     found = [match for name in names if (match := NAMED.fullmatch(name))]
     return [match[0] for match in found if not Path(f"/proc/{match[1]}").exists()]
 

@@ -52,7 +52,7 @@ class Predictor:
     def of(
         cls, profile: Profile, cluster: Cluster, work: Workload, sizes: Sizes, placement: Placement, after: int = 0
     ) -> "Predictor":
-        """That of all tokens of a step, or of those that follow them so many steps `after`."""
+        """Predictor of all tokens of a step, or of those that follow them so many steps `after`."""
         samples, length = work.tokens.shape
         ids_TLK = work.ids[(work.tokens.ravel() + STRIDE * after) % len(work.ids)]
         device_LE = devices_of(placement)

@@ -77,6 +77,7 @@ def interruptible() -> Iterator[None]:
     came: signal.Signals | None = None
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        """Handle a signal: raise at once where that is safe, else come again."""
         nonlocal came
         unwinding = _is_unwinding()
         if number != signal.SIGALRM and not unwinding:

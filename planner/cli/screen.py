@@ -113,6 +113,7 @@ def _bar(*columns: Any, line: str, start: str = "") -> Iterator[Callable[..., No
     alone, last, newest, waiting = threading.Lock(), time.monotonic(), "", list[threading.Timer]()
 
     def tell() -> None:
+        """Print the newest line."""
         nonlocal last
         last = time.monotonic()
         while waiting:
@@ -126,6 +127,7 @@ def _bar(*columns: Any, line: str, start: str = "") -> Iterator[Callable[..., No
                 tell()
 
     def say(**fields: Any) -> None:
+        """Print a line, or the newest once a line's time is over."""
         nonlocal newest
         with alone:
             newest, left_s = line.format(**fields), last + LINE_S - time.monotonic()

@@ -299,6 +299,7 @@ def _profile_beside(reports: Sequence[Start | Step]) -> Profile:
 
 def _measured(trial: Trial, ranks: Sequence[RankFigures], num_layers: int) -> RunFigures:
     def seconds(*parts: Part) -> float:
+        """Seconds of a forward in these parts."""
         by_layer_RL = np.zeros((len(ranks[0].laps), num_layers))
         for part in parts:
             laps_DRN = np.array([[laps[part] for laps in rank.laps] for rank in ranks])

@@ -293,6 +293,7 @@ def _half_trip(series: Series, places: int, moves: int = 0) -> Curve2:
         return predicted(series, {"bytes": np.maximum(handled, 1.0), "moves": float(moves), "kept": kept})
 
     def curve(port: Floats, most: Floats) -> Prediction:
+        """Seconds of one way of the exchange, by bytes of the busiest port and the most that a rank handles."""
         sent, handled = port * share, np.maximum(port * share + most - port, 1.0)
         kept = 100 * (1 - sent / handled)
         within = np.clip(kept, least, largest)

@@ -105,7 +105,7 @@ def by_engine(plan: Plan) -> str:
 
 
 def rule_words(rule: str) -> str:
-    """What a replica rule is."""
+    """Words for a replica rule."""
     return f"replicas by the rule {rule} ({RULES[rule]})"
 
 

@@ -130,6 +130,7 @@ class _Cut:
 
     @classmethod
     def of(cls, rows: ReplicaRows, width: int) -> "_Cut":
+        """Cut rows of so many elements into a part for every holder."""
         rank, size = dist.get_rank(rows.group), dist.get_world_size(rows.group)
         owned, kept, mine, come = list[int](), list[int](), list[int](), [0] * size
         out, given, theirs = ([list[int]() for _ in range(size)] for _ in range(3))

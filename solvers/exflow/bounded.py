@@ -77,6 +77,7 @@ def bound_thoroughly(
     part_s = time_limit_s / len(levels)
 
     def bounded(level: Level, slots: Ints) -> KeptBound:
+        """Bound of one level within its share of the time; a quick one after Ctrl-C."""
         if any(one.interrupted for one in found.values()):
             return kept_bound(problem.weights, slots, time_limit_s=LATE_S)
         near = float((kept.device if level == "device" else kept.node).sum())

@@ -95,7 +95,7 @@ class _Watch(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What a search keeps; `_placed` counts it from nothing, `_exchange` only what a step changes."""
+    """Counts that a search keeps; `_placed` counts them from nothing, `_exchange` only what a step changes."""
 
     ports: _Ports
     on: _Devices

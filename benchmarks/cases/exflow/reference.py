@@ -29,7 +29,7 @@ class Known:
 
     @classmethod
     def of(cls, path: Path, name: str, seeds: Iterable[int], budget_s: float) -> "Known":
-        """Those of a file of best known placements among some seeds."""
+        """Best known placements of a file, among some seeds."""
         best = json.loads(path.read_text())
         there = {seed: best[f"{name}/{seed}"] for seed in seeds if f"{name}/{seed}" in best}
         shares = {seed: one["share"] for seed, one in there.items()}

@@ -119,7 +119,7 @@ def _added(options: AutoOptions, plan: Plan, part: Part) -> Iterator[str]:
 
 
 def _gain(part: Part, label: str, against: str, metric: str) -> float:
-    """What a contender gains over another, a share."""
+    """Gain of a contender over another, a share."""
     return 1 - figure_of(contender_of(part, label), metric) / figure_of(contender_of(part, against), metric)
 
 
