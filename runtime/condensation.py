@@ -18,6 +18,7 @@ from .engine.layer import ParallelExperts
 from .engine.watch import naming_lost_ranks
 from .plan import Plan
 
+NEAREST, FARTHEST = 1e-6, 4.0  # of a reach that follows a share; unit vectors are 2 apart at most, gates sum to 1
 LOSS_DIGITS = 20  # binary ones, to which the mean loss is rounded
 
 
@@ -89,8 +90,8 @@ class Condensation:
             work.wait()
         losses, rows_D, saved_D = zip(*heard_3D.view(-1, 3).tolist(), strict=True)
         self.saved = sum(saved_D) / sum(rows_D) if sum(rows_D) else None
-        if math.isfinite(mean := sum(losses) / len(losses)):
-            self._follow(round(mean * 2**LOSS_DIGITS) / 2**LOSS_DIGITS)
+        known = [one for one in losses if math.isfinite(one)]  # a rank without tokens has none
+        self._follow(round(sum(known) / len(known) * 2**LOSS_DIGITS) / 2**LOSS_DIGITS if known else None)
 
     def state_dict(self) -> dict[str, float | None]:
         """State between two steps, from which the schedule goes on as it would have; the same on all ranks."""
@@ -100,7 +101,7 @@ class Condensation:
         """Go on from a state."""
         self.tau, self._first_loss = state["tau"], state["first_loss"]
 
-    def _follow(self, loss: float) -> None:
+    def _follow(self, loss: float | None) -> None:
         self._first_loss = self._first_loss or loss
         self.tau = next_tau(self.decision, self.tau, self.saved, loss, self._first_loss)
 
@@ -111,14 +112,22 @@ def first_tau(decision: CondensationDecision) -> float | None:
 
 
 def next_tau(
-    decision: CondensationDecision, tau: float | None, saved: float | None, loss: float, first_loss: float
+    decision: CondensationDecision,
+    tau: float | None,
+    saved: float | None,
+    loss: float | None,
+    first_loss: float | None,
 ) -> float | None:
-    """Largest distance after a step of this loss that saved this share of copies (None: there were none)."""
+    """Largest distance after a step of this loss that saved this share of copies (None: not known, there were none).
+
+    A held share that cannot be reached moves no further than `NEAREST` and `FARTHEST`.
+    """
     if decision.schedule == "share" and saved is not None:
         assert tau is not None
         assert decision.target is not None
-        return tau * math.exp(decision.target - saved)
-    if decision.schedule == "paper":
+        most = max((gain for gains in decision.gains or () for gain in gains), default=1.0)
+        return min(max(tau * math.exp(decision.target - saved), NEAREST), FARTHEST * most)
+    if decision.schedule == "paper" and loss is not None and first_loss is not None:
         assert decision.h_max is not None
         decrease = (first_loss - loss) / first_loss if first_loss else 0.0
         return distance(2 * decision.h_max / (1 + math.exp(min(decision.kappa * decrease, 700))))

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..errors import MismatchError, MoeplanError, UsageError
 from ..solvers import contiguous
 from ..solvers.arrays import Ints
+from ..solvers.cost import inter_ratio
 from ..solvers.placement import Placement
 from .active import LoadedPlan
 from .condensation import Condensation
@@ -99,8 +100,7 @@ def parallelize(
     chosen = dispatch or plan.dispatch_model
     with _together(group):
         dispatcher = _dispatcher(model, plan, chosen, dist.get_world_size(group))
-        if schedule is not None:
-            _check_schedule(schedule, plan)
+        _check_rebalancing(plan, schedule)
         if moves_per_step is not None and (plan.decisions.rebalancing is None or moves_per_step < 1):
             raise UsageError(
                 f"moves_per_step={moves_per_step}; expected 1 or more, and a plan of solve --strategy flexmoe"
@@ -126,6 +126,7 @@ def parallelize(
             placement,
             layer,
             devices_per_node=plan.cluster.devices_per_node,
+            far_cost=round(inter_ratio(plan.cluster)),
             group=group,
             device=next(experts.parameters()).device,
             owner=owner_LE[layer],
@@ -164,10 +165,18 @@ def _owners(plan: Plan, placement: Placement) -> list[Ints]:
     return [first_homes(table, placement.num_experts) for table in tables_of(placement)]
 
 
-def _check_schedule(schedule: Schedule, plan: Plan) -> None:
-    if plan.decisions.rebalancing is None:
+def _check_rebalancing(plan: Plan, schedule: Schedule | None) -> None:
+    """Refuse a schedule that does not go with the plan, and the paper's policy, judged under a split of its own."""
+    decision = plan.decisions.rebalancing
+    if schedule is not None and decision is None:
         raise UsageError("a schedule for a plan that decides no rebalancing; give one of solve --strategy flexmoe")
-    checked(schedule, _placement(plan))
+    if schedule is not None:
+        checked(schedule, _placement(plan))
+    elif decision is not None and decision.method == "paper":
+        raise UsageError(
+            "rebalancing by method paper, which splits steps by its own rule, and this runtime exactly; give a plan of"
+            " solve --strategy flexmoe without --method"
+        )
 
 
 def _group(given: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:

@@ -20,6 +20,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from ..errors import InputError, MismatchError, UsageError
 from ..solvers.arrays import Ints
+from ..solvers.cost import inter_ratio
 from ..solvers.placement import Placement, ReplicaRule
 from .engine.gather import all_gather, gathered
 from .engine.layer import ParallelExperts, rebind
@@ -90,6 +91,7 @@ class Rebalancer:
         assert placement is not None
         self.blocks, self.group = blocks, group
         self.num_experts, self.devices_per_node = plan.model.num_experts, plan.cluster.devices_per_node
+        self._far_cost = round(inter_ratio(plan.cluster))
         self.step, self.moved, self.planning_s = 0, 0, 0.0
         self.tables, self.balance = tables_of(placement), np.ones(len(blocks))
         self._decided_last, self._moves_per_step = self.tables.copy(), moves_per_step
@@ -192,6 +194,7 @@ class Rebalancer:
         from ..solvers.flexmoe.state import holds, homes_after
 
         tables, owners, moving = self._decided_last, dict[int, Ints](), 0
+        done: list[Operation] = []
         for layer in np.flatnonzero((tables != self.tables).any(axis=(1, 2))).tolist():
             before, after = (holds(one[layer], self.num_experts) for one in (self.tables, tables))
             owner = self.blocks[layer].placement.owner
@@ -200,9 +203,10 @@ class Rebalancer:
             if moving and moves and self._moves_per_step is not None and moving + moves > self._moves_per_step:
                 continue  # after a later step
             owners[layer], moving = new, moving + moves
-            self.operations += operations(before, after, self.step, layer, self.devices_per_node)
+            done += operations(before, after, self.step, layer, self.devices_per_node)
         if owners:
             self._rebind(tables, owners, optimizer)
+            self.operations, self.moved = self.operations + done, self.moved + moving
 
     def _rebind(self, tables: Ints, owners: Mapping[int, Ints], optimizer: Optimizer | None) -> None:
         """Let layers hold what tables `[L, D, S]` say, by owners `[E]`; a collective call."""
@@ -213,12 +217,12 @@ class Rebalancer:
                 placement_of(tables[layer], self.num_experts),
                 0,
                 devices_per_node=self.devices_per_node,
+                far_cost=self._far_cost,
                 group=self.group,
                 device=block.placement.slot_of_expert.device,
                 owner=owner,
                 counted=True,
             )
-            self.moved += int((owner != block.placement.owner).sum())
             changes.append((block, place))
         rebind(changes, optimizer)
         self.tables[[*owners]] = tables[[*owners]]
@@ -250,7 +254,7 @@ class Rebalancer:
         for layer, window, table, owner in known:
             balance, seconds = judged(window[-1], holders_in(table, self.num_experts, node), costs, QUOTA)
             seen = Seen(record, layer, window, table, owner, balance, float(seconds.sum()), node, costs)
-            new = self._rule(seen) if window.any() else None
+            new = self._rule(seen) if window.any() else None  # idle layers stay, as in `follow`
             tables.append(table if new is None else new)
         return tables, time.thread_time() - started
 
@@ -306,7 +310,9 @@ class Rebalancer:
         self._window.clear()
         self._window.extend(np.asarray(record) for record in state["window"])
         self._deciding = None
-        if state["deciding"]:
+        for block in self.blocks:
+            block.loads = Loads()
+        if state["deciding"] and self._schedule is None:
             self._decide()
 
     def _agree(self, value: str, what: str) -> None:

@@ -70,6 +70,8 @@ class Schedule:
         if not shaped or not len(steps) or PLAN not in balance:
             raise InputError("the schedule beside the plan has tables of other shapes; run moeplan solve again")
         numbers = steps.dtype == operations.dtype == np.int64 and np.isin(operations[:, 2], range(len(KINDS))).all()
+        shrinks = operations[:, 2] == KINDS.index("shrink")  # to no device
+        numbers = numbers and (operations[~shrinks] >= 0).all() and (operations[shrinks, :-1] >= 0).all()
         if not numbers or not all(np.isfinite(values).all() and (values >= 1).all() for values in balance.values()):
             raise InputError("the schedule beside the plan holds no balances or operations; run moeplan solve again")
         return cls(steps, operations, balance)

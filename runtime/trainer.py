@@ -52,7 +52,7 @@ class PlanCallback(TrainerCallback, ExportableState):
         Raises
         ------
         UsageError
-            The Trainer is to shard the model itself, or the plan asks for another dispatch.
+            The Trainer is to shard the model itself, or the plan asks for another dispatch, or condenses by a schedule.
         """
         plan = self.plan or load_plan()
         if args.fsdp or args.deepspeed:
@@ -63,6 +63,12 @@ class PlanCallback(TrainerCallback, ExportableState):
             raise UsageError(
                 f"dispatch model {plan.dispatch_model!r} under the Trainer, which carries out standard dispatch only;"
                 " solve for that, or write the loop yourself"
+            )
+        condensation = plan.decisions.condensation
+        if condensation is not None and condensation.schedule != "fixed":
+            raise UsageError(
+                f"condensation by schedule {condensation.schedule} under the Trainer, which tells no plan each step's"
+                " loss; solve without --condense-schedule, or write the loop yourself"
             )
         self.model = parallelize(kwargs["model"], plan)
         self._max_norm, args.max_grad_norm = args.max_grad_norm or math.inf, 0.0  # the Trainer's is of one rank

@@ -14,8 +14,8 @@ import torch
 
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.coherent.attention import batches
-from moeplan.runtime.engine.step_quota import INTER_RATIO
 from moeplan.solvers import netmoe, quota
+from moeplan.solvers.cost import inter_ratio
 from moeplan.solvers.flexmoe.state import holders_in
 from moeplan.solvers.placement import Placement
 from moeplan.solvers.ports import link_classes, port_copies, remote_visits
@@ -222,7 +222,9 @@ def training_seconds(profile: Profile, cluster: Cluster, one: Drift, way: str, t
             if way == IDEAL:
                 pairs_ED = np.repeat(even[:, None], cluster.num_devices, axis=1)
             holders = holders_in(trained.tables[step][layer], one.work.num_experts, cluster.devices_per_node)
-            dealt_PD, busiest = quota.split(np.ascontiguousarray(pairs_ED, np.int64), holders, INTER_RATIO)
+            dealt_PD, busiest = quota.split(
+                np.ascontiguousarray(pairs_ED, np.int64), holders, round(inter_ratio(cluster))
+            )
             flow_DD = np.zeros((cluster.num_devices, cluster.num_devices))
             np.add.at(flow_DD, holders.device, dealt_PD)  # [to, from]
             exchange = exchange_s(profile, cluster, 4 * one.sizes.hidden_size * flow_DD.T)

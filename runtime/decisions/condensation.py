@@ -63,8 +63,9 @@ class CondensationDecision(Decision):
                 raise ValueError(f"{how} takes no {name}")
             if takes and getattr(self, name) is None and name not in ("tau", "s1"):
                 raise ValueError(f"{how} needs a {name}")
-        if share and not star and not self.tau:
-            raise ValueError("schedule share from tau 0; expected a start above 0")
+        if share and (self.threshold == 1 if star else not self.tau):
+            start = "cosine 1" if star else "tau 0"
+            raise ValueError(f"schedule share from {start}; expected a start that condenses something")
         if (self.s1 is None) != (self.s2 is None) or (self.s1 is not None and not self.s1 > (self.s2 or 0.0)):
             raise ValueError(f"s1 {self.s1} and s2 {self.s2}; expected s1 above s2, or neither")
         return self

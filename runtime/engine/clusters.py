@@ -146,9 +146,13 @@ def rounds(serves_Bww: Tensor) -> Tensor:
 
 
 def nearest(room_Bww: Tensor, first_Bw: Tensor) -> Tensor:
-    """The nearest row that a cover keeps and that serves each, not the first: as many travel, with less error."""
+    """Each row with the nearest kept row that serves it; those that are kept stay.
+
+    A room of NaN, as an infinite row has, serves nobody.
+    """
     kept_Bw = first_Bw == torch.arange(first_Bw.shape[1], device=first_Bw.device)
-    nearest_Bw = room_Bww.masked_fill(~kept_Bw[:, :, None], -torch.inf).argmax(1)
+    serves_Bww = kept_Bw[:, :, None] & (room_Bww >= 0)
+    nearest_Bw = room_Bww.masked_fill(~serves_Bww, -torch.inf).argmax(1)
     return first_Bw.where(kept_Bw, nearest_Bw)
 
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...solvers.arrays import Ints
+from ...solvers.cost import INTER_RATIO
 from ...solvers.placement import Placement, ReplicaRule
 from ...solvers.replicas import ReplicaTable
 from .owners import owners_of
@@ -85,6 +86,7 @@ class LayerPlacement:
         layer: int,
         *,
         devices_per_node: int,
+        far_cost: int = round(INTER_RATIO),
         group: dist.ProcessGroup | None,
         device: torch.device | str = "cpu",
         owner: Ints | None = None,
@@ -94,6 +96,8 @@ class LayerPlacement:
 
         Parameters
         ----------
+        far_cost
+            Of a pair that crosses nodes, in pairs that cross devices, where steps are split by their counts.
         owner
             The owners of experts before, int64 `[E]`, who stay owners of what they hold; None: nobody was.
         counted
@@ -117,7 +121,7 @@ class LayerPlacement:
             slot_of_expert,
             devices_per_node,
             [expert for expert in held if owner[expert] == rank],
-            StepQuota.of(placement, layer, devices_per_node, group) if by_step else None,
+            StepQuota.of(placement, layer, devices_per_node, far_cost, group) if by_step else None,
         )
 
     @property

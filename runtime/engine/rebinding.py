@@ -4,6 +4,7 @@ Legend: E experts; D devices; O experts that this rank owns; n rows that this ra
 """
 
 import functools
+import inspect
 import itertools
 import math
 from collections import defaultdict
@@ -212,7 +213,7 @@ def _refusal(optimizer: torch.optim.Optimizer, own: nn.Parameter, state: dict[st
     name = type(optimizer).__name__
     if not any(own is parameter for group in optimizer.param_groups for parameter in group["params"]):
         return f"{name} does not hold the experts' parameters; give the optimizer that does, not one of copies of them"
-    if not any(kind.__name__ in ELEMENTWISE for kind in type(optimizer).__mro__):
+    if not _is_elementwise(type(optimizer)):
         return (
             f"experts cannot change owners under {name}, whose state may mix experts; expected one of"
             f" {', '.join(ELEMENTWISE)}, or replicas that change while owners stay"
@@ -222,7 +223,15 @@ def _refusal(optimizer: torch.optim.Optimizer, own: nn.Parameter, state: dict[st
             return (
                 f"{name} keeps {key} {list(value.shape)} {value.dtype} of a parameter {list(own.shape)}: not by expert"
             )
+        if _is_of_rows(value) and value.device != own.device:
+            return f"{name} keeps {key} on {value.device} of a parameter on {own.device}; keep both on one device"
     return None
+
+
+def _is_elementwise(kind: type[torch.optim.Optimizer]) -> bool:
+    """Check for one of torch's optimizers, or a subclass that takes the same step."""
+    steps = (getattr(one, "step", None) for one in kind.__mro__ if one.__name__ in ELEMENTWISE)
+    return any(step is not None and inspect.unwrap(step) is inspect.unwrap(kind.step) for step in steps)
 
 
 def _is_of_rows(value: object) -> bool:

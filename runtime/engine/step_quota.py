@@ -20,25 +20,30 @@ from .watch import naming_lost_ranks
 if TYPE_CHECKING:
     from ...solvers.quota import Holders
 
-INTER_RATIO = 8  # what a pair that crosses nodes costs of one that crosses devices
-
 
 @dataclass(frozen=True, eq=False)
 class StepQuota:
     """The split of the token-expert pairs of a layer, which every rank finds alike."""
 
     holders: "Holders"
+    far_cost: int  #: Of a pair that crosses nodes, in pairs that cross devices
     group: dist.ProcessGroup | None
 
     @classmethod
     def of(
-        cls, placement: Placement, layer: int, devices_per_node: int, group: dist.ProcessGroup | None
+        cls,
+        placement: Placement,
+        layer: int,
+        devices_per_node: int,
+        far_cost: int,
+        group: dist.ProcessGroup | None,
     ) -> "StepQuota":
         """The split under a layer of a placement."""
         from ...solvers.quota import holders_of
 
         row_P = placement.physical_to_logical[layer]
-        return cls(holders_of(row_P, placement.slots, placement.num_experts, devices_per_node), group)
+        holders = holders_of(row_P, placement.slots, placement.num_experts, devices_per_node)
+        return cls(holders, far_cost, group)
 
     @naming_lost_ranks()
     def choose(self, ids_TK: Tensor) -> tuple[Tensor, Counts]:
@@ -56,7 +61,7 @@ class StepQuota:
             if work is not None:
                 work.wait()
             pairs_ED = np.ascontiguousarray(count_DE.view(size, -1).T.cpu().numpy(), np.int64)
-            dealt_PD, busiest = split(pairs_ED, self.holders, INTER_RATIO)
+            dealt_PD, busiest = split(pairs_ED, self.holders, self.far_cost)
             _, device_Q = in_turn(np.ascontiguousarray(dealt_PD[:, rank : rank + 1]), self.holders)
             device_TK = torch.empty_like(ids_TK).flatten()
             device_TK[ids_TK.flatten().argsort(stable=True)] = torch.from_numpy(device_Q).to(ids_TK)

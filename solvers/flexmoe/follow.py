@@ -5,6 +5,7 @@ Legend: R records; L MoE layers; M micro-batches of a step; E experts; D devices
 
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,8 +28,8 @@ class Seen:
     record: int  #: The last one seen, from 0
     layer: int
     window: Ints  #: Pairs of the last records by micro-batch, expert and source, latest last, `[W, M, E, D]`
-    table: Ints  #: The expert in every slot, -1 in an empty one, `[D, S]`
-    home: Ints  #: Device of every expert's owner, `[E]`
+    table: Ints  #: The expert in every slot, -1 in an empty one, by the decision before, `[D, S]`
+    home: Ints  #: Device of every expert's owner under it, `[E]`
     balance: float  #: Max/mean of the last record under the run's split and this table, mean of its micro-batches
     seconds: float  #: Of the last record
     group: int
@@ -44,7 +45,7 @@ class Decide(Protocol):
         ...
 
     def __call__(self, seen: Seen) -> Ints | None:
-        """The table from the next record on; None: as it was."""
+        """The table from when it can be taken on; None: as it was."""
         ...
 
 
@@ -116,6 +117,9 @@ def follow(
 ) -> Run:
     """Replay records under placements that a rule changes between them.
 
+    A rule decides while the step after a record runs, as in the runtime, and its table holds from the step after that:
+    from the next record on, or where every step is one, from the next but one.
+
     Parameters
     ----------
     records
@@ -176,32 +180,38 @@ class _Layer:
         from .seconds import judged
         from .state import holders_in
 
-        num_experts = self.records.shape[2]
+        num_experts, lag = self.records.shape[2], 2 if self.steps == 1 else 1
         self.balance, self.seconds = np.zeros(len(self.records)), np.zeros((len(self.records), len(PARTS)))
         table, home = np.ascontiguousarray(start, np.int64), first_homes(start, num_experts)
         self.tables[0] = table
-        holders = holders_in(table, num_experts, self.group)
+        latest = holders_in(table, num_experts, self.group)
+        coming = deque([latest] * lag)  # of this record and those before a decision holds
         for r, batches in enumerate(self.records):
-            self.balance[r], self.seconds[r, :3] = judged(batches, holders, self.costs, self.rule)
-            if r + 1 == len(self.records):
-                break
+            held = coming.popleft()
+            self.balance[r], self.seconds[r, :3] = judged(batches, held, self.costs, self.rule)
+            if r + lag >= len(self.records):
+                continue  # no later record
             started = time.thread_time()
+            balance, seconds = self.balance[r], self.seconds[r, :3]
+            if latest is not held:
+                balance, seconds = judged(batches, latest, self.costs, self.rule)
             seen = Seen(
                 record=r,
                 layer=self.layer,
                 window=self.records[max(0, r + 1 - decide.window) : r + 1],
                 table=table,
                 home=home,
-                balance=self.balance[r],
-                seconds=float(self.seconds[r, :3].sum()),
+                balance=balance,
+                seconds=float(seconds.sum()),
                 group=self.group,
                 costs=self.costs,
             )
-            new = decide(seen)
+            new = decide(seen) if seen.window.any() else None
             self.planning_s += time.thread_time() - started
             if new is not None and not np.array_equal(new, table):
-                home = self._change(r + 1, table, new, home, seen.window)
-                table, holders = new, holders_in(new, num_experts, self.group)
+                home = self._change(r + lag, table, new, home, seen.window)
+                table, latest = new, holders_in(new, num_experts, self.group)
+            coming.append(latest)
         self._look_back()
 
     def table_at(self, record: int) -> Ints:

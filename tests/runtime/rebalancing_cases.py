@@ -420,6 +420,30 @@ def _dense(spread: ExpertParallelModel) -> list[nn.Parameter]:
     return [one for one in spread.parameters() if id(one) not in experts]
 
 
+class Lars(torch.optim.SGD):
+    """An optimizer whose step goes by the norm of all experts together."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """SGD's, of gradients over their norm."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.div_(parameter.grad.norm())
+        super().step(closure)
+
+
+class Named(torch.optim.SGD):
+    """SGD by another name."""
+
+
+def by_paper(plan: Plan) -> Plan:
+    """The plan by the paper's policy."""
+    decided = plan.decisions.rebalancing
+    assert decided is not None
+    decisions = plan.decisions.model_copy(update={"rebalancing": decided.model_copy(update={"method": "paper"})})
+    return plan.model_copy(update={"decisions": decisions})
+
+
 def _refused(world: World) -> dict[str, str]:
     """What is said where it cannot be done."""
     run, one = Run("adamw", Anything()), Run("adamw")
@@ -449,11 +473,14 @@ def _refused(world: World) -> dict[str, str]:
         "nobody": _two_steps(world, run, lambda spread: torch.optim.AdamW(_dense(spread))),
         "Adafactor": _two_steps(world, run, lambda spread: torch.optim.Adafactor(spread.parameters())),
         "Lamb": _two_steps(world, run, lambda spread: Lamb([*spread.parameters()])),
+        "Lars": _two_steps(world, run, lambda spread: Lars(spread.parameters(), lr=0.1)),
+        "Named": _two_steps(world, run, lambda spread: Named(spread.parameters(), lr=0.1)),
         "SGD": _two_steps(world, run, lambda spread: torch.optim.SGD(spread.parameters(), lr=0.1)),
         "shape": scheduled({3: table[:, :, :-1]}),
         "absent": scheduled({0: table, 4: lacking}),
         "other": scheduled({1: other}),
         "no rebalancing": scheduled({0: table}, plain),
+        "paper": scheduled(None, by_paper(one.plan(world.size))),
         "no moves": refusal_of(partial(_made, world, replace(one, moves_per_step=0))),
         "other sizes": loaded(lambda state: state | {"tables": state["tables"][:, :, :-1]}),
         "other state": loaded(lambda state: state | {"step": world.rank}),

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from moeplan.runtime.condensation import next_tau
+from moeplan.runtime.decisions import CondensationDecision
+from tests.builders import known
 from tests.runtime.condensation_cases import (
     CASES,
     COARSE,
@@ -119,6 +122,16 @@ def test_fifty_steps_of_four_ranks_under_a_moving_threshold_are_those_of_the_emu
         assert tau_s[-1] > tau_s[0]
     for parameter, value in model.state_dict().items():
         assert close(trained[0].state[parameter], value, 1e-9), parameter
+
+
+def test_a_share_that_cannot_be_held_moves_its_threshold_no_further_than_counts() -> None:
+    decision, tau = CondensationDecision(tau=0.2, schedule="share", target=0.9), 0.2
+    for _ in range(100):
+        tau = known(next_tau(decision, tau, 0.5, None, None))  # without a loss, too
+    assert tau == 4.0  # unit vectors are 2 apart at most
+    for _ in range(10):
+        tau = known(next_tau(decision, tau, 1.0, 1.0, 1.0))
+    assert tau == pytest.approx(4.0 * np.exp(-0.1 * 10))
 
 
 def test_what_cannot_be_carried_out_beside_condensation_is_refused_by_name() -> None:

@@ -7,7 +7,8 @@ from ...certify.certificate import Certificate
 from ...evaluate.replay import step_pairs
 from ..strategy import Recheck
 from .options import RebalancingOptions
-from .rules import START, rules_of, scheduled, window_balance
+from .rates import UNTIMED, rates
+from .rules import START, record_of, rules_of, scheduled, window_balance
 
 
 def recheck(plan: Plan, again: Recheck | None, certificate: Certificate) -> None:
@@ -39,11 +40,18 @@ def recheck(plan: Plan, again: Recheck | None, certificate: Certificate) -> None
     expected = scheduled(task.scene, runs)
     if schedule.to_bytes() != expected.to_bytes():
         raise CertificationError("the schedule beside the plan is not what its rules do on the steps that judge")
+    if {*options.followed} != {*runs}:
+        raise CertificationError(f"records of {', '.join(options.followed)}; expected {', '.join(runs)}")
     for name, run in runs.items():
-        record = options.followed[name]
-        certificate.agree(f"{name}: violations", record.violations, run.violations(decision.horizon_steps))
-        certificate.agree(f"{name}: changes", record.changes, len(run.changes))
-        certificate.agree(f"{name}: experts moved", record.experts_moved, run.moved)
+        told = options.followed[name].model_dump(exclude={"planning_s"})
+        for what, value in record_of(run, decision).model_dump(exclude={"planning_s"}).items():
+            certificate.agree(f"{name}: {what}", told[what], value)
+    timed = rates(task.scene, pairs[0], options.slots, task.wire)
+    if options.timed and timed is None:
+        certificate.unchecked.append("rates by which the policy decides")
+    else:
+        for rate, value in (timed[0] if timed and options.timed else UNTIMED)._asdict().items():
+            certificate.agree(f"rate {rate}", decision.costs[rate], float(value))
     value = window_balance(pairs[0][-START:], start)
     certificate.agree("objective", goal.objective.value, value)
     certificate.checked("objective, schedule and what the policy did")

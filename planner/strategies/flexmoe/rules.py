@@ -16,6 +16,7 @@ from ....solvers.placement import Placement
 from ...evaluate.rebalancing import Following
 from ...evaluate.scene import Scene
 from ...task import Task
+from .options import RuleRecord
 
 START = 8  # last fitted steps that the first placement is made for
 EPLB_STEPS = 100  # between two placements of the rival
@@ -49,6 +50,18 @@ def rules_of(task: Task, decision: RebalancingDecision) -> dict[str, Following]:
         }
     known: dict[str, Following] = task.shared[key]
     return known
+
+
+def record_of(run: Run, decision: RebalancingDecision) -> RuleRecord:
+    """Record of what a rule did."""
+    unpaid = sum(change.saved_s * change.records * decision.record_steps < change.price_s for change in run.changes)
+    return RuleRecord(
+        changes=len(run.changes),
+        violations=run.violations(decision.horizon_steps),
+        unpaid=unpaid,
+        experts_moved=run.moved,
+        planning_s=run.planning_s,
+    )
 
 
 def scheduled(scene: Scene, runs: Mapping[str, Run]) -> Schedule:

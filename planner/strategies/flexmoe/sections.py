@@ -11,7 +11,10 @@ from ...evaluate.price import IDEAL, STEP
 from ...figures import OF_IDEAL, TimeUnit, contender_of, figure_of, megabytes, percent
 from .options import RebalancingOptions
 
-RUNTIME = "moeplan's own runtime carries it out: model = parallelize(model, load_plan()), as docs/runtime.md shows"
+RUNTIME = {
+    "search": "moeplan's own runtime carries it out: model = parallelize(model, load_plan()), as docs/runtime.md shows",
+    "paper": "a baseline: moeplan's runtime splits every step exactly, the paper's rule does not; leave --method out",
+}
 
 
 def table(plan: Plan, part: Part) -> Table:
@@ -54,9 +57,10 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     less = 1 - figure_of(ours, metric) / figure_of(best, metric)
     what = "of a step" if metric == STEP else "load on the busiest device"
     words = f"{percent(abs(less), 1)} {'less' if less >= 0 else 'more'} {what} than {best.name}, the best other rule"
-    stays = less < MATTERS and best.name == "static"
-    kept = "; the plan's start, kept, does as well: parallelize(model, plan, schedule={})" * stays
-    yield f"{words}{kept}"
+    if less < MATTERS and best.name == "static":
+        how = "better" if less < -MATTERS else "as well"
+        words += f"; the plan's start, kept, does {how}: parallelize(model, plan, schedule={{}})"
+    yield words
     yield (
         f"a layer is looked at where its busiest device had over {percent(decision.trigger - 1)} more than the mean"
         f"{f', and after one in {decision.every} recorded steps' if decision.every else ''}: {record.changes:,} changes"
@@ -64,7 +68,7 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
         f" more than they saved until the next one, or the end; {record.experts_moved:,} expert"
         f"{'s' * (record.experts_moved != 1)} with new owners"
     )
-    yield RUNTIME
+    yield RUNTIME[decision.method]
     if not options.timed:
         yield "decided by balance alone, whatever moves cost: no profile times experts and exchanges"
 
@@ -74,10 +78,12 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
     decision, options = plan.decisions.rebalancing, RebalancingOptions.of(plan)
     assert decision is not None
     stands = "" if decision.record_steps == 1 else f"; a recorded step stands for {decision.record_steps}"
+    searches = decision.method == "search"
+    pays = f"; a move must pay within {decision.horizon_steps:g} steps" if searches else ""
+    empty = ", which later steps may leave empty" if searches else ""
     lines = [
-        f"policy    by the last {decision.window} recorded steps together; a move must pay within"
-        f" {decision.horizon_steps:g} steps{stands}",
-        f"slots     {options.slots} per device, which later steps may leave empty",
+        f"policy    by the last {decision.window} recorded steps together{pays}{stands}",
+        f"slots     {options.slots} per device{empty}",
     ]
     if options.tried:
         metric = STEP if options.timed else BALANCE

@@ -16,7 +16,7 @@ from ....runtime.decisions import DispatchModel, PlacementDecision, RebalancingD
 from ....runtime.plan import Plan
 from ....runtime.schedule import PLAN
 from ....solvers.arrays import Ints
-from ....solvers.flexmoe import Costs, Paper, Policy, Run, initial
+from ....solvers.flexmoe import Costs, Paper, Policy, initial
 from ....solvers.flexmoe.initial import BALANCE_ALONE, DEEP
 from ....solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ....solvers.placement import Placement, ReplicaRule, slots_for
@@ -29,10 +29,10 @@ from ...params import Params
 from ...task import Task
 from ..strategy import Solution, Strategy, sidecar
 from . import FlexmoeParams, timeline
-from .options import RebalancingOptions, RuleRecord
+from .options import RebalancingOptions
 from .rates import UNTIMED, rates
 from .recheck import recheck
-from .rules import START, rules_of, scheduled, window_balance
+from .rules import START, record_of, rules_of, scheduled, window_balance
 from .sections import remarks, sections, table
 
 EXTRA = 2  # slots per device beyond one an expert that are tried where none are asked for
@@ -110,7 +110,7 @@ class Flexmoe(Strategy):
             horizon=params.horizon,
             timed=chosen.timed,
             tried=tried,
-            followed={name: _record(run, scene, chosen.horizon) for name, run in runs.items()},
+            followed={name: record_of(run, decision) for name, run in runs.items()},
         )
         balance = window_balance(window, placement)
         outcome = Outcome.of(
@@ -188,8 +188,8 @@ class _Candidate:
             horizon_steps=self.horizon,
             record_steps=record_steps,
             window=policy.window if searches else Paper().window,
-            every=policy.every,
-            evaluations=policy.evaluations,
+            every=policy.every if searches else 0,
+            evaluations=policy.evaluations if searches else 0,
             costs={name: float(rate) for name, rate in self.costs._asdict().items()},
         )
 
@@ -204,7 +204,9 @@ class _Candidate:
     def figure(self, pairs: Pairs, group: int, record_steps: int) -> float:
         """Mean seconds of a layer, or max/mean load, on steps after the first few, for which it places."""
         placement = self.placement(pairs[:START], group)
-        run = Following.of(self.decision(placement, record_steps)).run(pairs, placement, group)
+        run = Following.of(self.decision(placement, record_steps)).run(
+            pairs[START:] if len(pairs) > START else pairs, placement, group
+        )
         return run.step_s + self.fixed_s if self.fixed_s is not None else float(run.balance.mean())
 
 
@@ -237,17 +239,6 @@ def _chosen(task: Task, params: FlexmoeParams, pairs: Pairs) -> tuple[_Candidate
         at_width.append(_Candidate(width, usual, params.method, costs, fixed_s))
     room = best(at_width)
     return best([replace(room, horizon=horizon) for horizon in horizons]), tried
-
-
-def _record(run: Run, scene: Scene, horizon: float) -> RuleRecord:
-    unpaid = sum(change.saved_s * change.records * scene.record_steps < change.price_s for change in run.changes)
-    return RuleRecord(
-        changes=len(run.changes),
-        violations=run.violations(horizon),
-        unpaid=unpaid,
-        experts_moved=run.moved,
-        planning_s=run.planning_s,
-    )
 
 
 STRATEGY = Flexmoe()

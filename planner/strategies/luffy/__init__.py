@@ -107,6 +107,9 @@ class LuffyParams(Params):
         ):
             expected = "a cosine from -1 to 1" if self.method == "paper" else "an error of at least 0"
             raise UsageError(f"--condense {self.condense:g} by --method {self.method}; expected {expected}")
+        starts = 1.0 if self.method == "paper" else 0.0
+        if isinstance(self.condense_schedule, float) and self.condense == starts:
+            raise UsageError(f"--condense {self.condense:g} condenses nothing for a share to start from; give another")
         if self.condense_schedule == "paper" and (self.method != "paper" or self.condense is None):
             raise UsageError("--condense-schedule paper moves a cosine; expected --method paper and --condense COSINE")
         if (self.model is None) != (self.text is None):

@@ -116,7 +116,7 @@ def _by_states(task: Task, parts: list[Recorded]) -> tuple[Way, list[CondensedPa
     """The plan's way and what hidden states say of it and its rivals."""
     params = LuffyParams.of(task.params)
     assert params.condense is not None
-    way = _asked(params)
+    way = replace(_asked(params), wire=task.wire)
     ways = [way, *_equals(task, way, parts[0].count), *_papers(params)]
     return way, [
         _part(task, number, [(one, part.count(one), None) for one in ways]) for number, part in enumerate(parts)
@@ -127,7 +127,7 @@ def _by_model(task: Task, parts: list[Measured]) -> tuple[Way, list[CondensedPar
     """The plan's way and what the model says of it and its rivals."""
     params, fit, seed = LuffyParams.of(task.params), parts[0], task.request.seed
     exact = fit.judge(EXACT)
-    way = _asked(params)
+    way = replace(_asked(params), wire=task.wire)
     if params.condense is None:
         task.say("choosing how near rows must be on the fitted samples")
         by_loss = params.condense_loss is not None
@@ -146,7 +146,9 @@ def _by_model(task: Task, parts: list[Measured]) -> tuple[Way, list[CondensedPar
         way = reach(way, to)
     learned = 1 - exact.loss / math.log2(exact.vocabulary)  # the fall of the loss from that of a guess
     literal = 1 / (1 + math.exp(learned))
-    rivals = [replace(way, name="plan + fp8", wire="fp8"), Way("fp8 rows alone", wire="fp8")]
+    rivals = [Way("fp8 rows alone", wire="fp8")]
+    if way.wire is None:
+        rivals = [replace(way, name="plan + fp8", wire="fp8"), *rivals]
     rivals += [*_equals(task, way, fit.count), *_papers(params)]
     rivals += [_star("Eq. 2 literal", literal), _star("Eq. 2 corrected", 2 * literal)]
     task.say("running the model the plan's way and its rivals'")

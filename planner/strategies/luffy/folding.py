@@ -112,7 +112,7 @@ class History:
     def __call__(self, layer: int, rows: Rows, x_TM: Tensor, weight_TK: Tensor) -> Tensor:
         """The row that stands for each."""
         copies, u_TM = rows.copies, functional.normalize(x_TM.float(), dim=1)
-        asked_TE = torch.zeros(len(x_TM), int(copies.beside.max()) + 2)
+        asked_TE = torch.zeros(len(x_TM), int(copies.beside.max()) + 2 if len(copies.beside) else 1)
         asked_TE.index_put_((copies.row[:, None], copies.beside.long()), torch.ones(()), accumulate=True)
         before, self._before = self._before if layer else None, (u_TM, asked_TE[:, :-1])  # the last: none asked
         stands_n = torch.arange(len(copies.row))

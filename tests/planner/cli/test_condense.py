@@ -32,6 +32,7 @@ def test_bad_input_is_one_line(moeplan: Run, tmp_path: Path) -> None:
         (("--condense", "-1"), "expected an error of at least 0"),
         (("--condense-error", "1"), "expected a share from 0 to below 1"),
         (("--condense", "0.5", "--condense-history", "0.3:0.9"), "S1 above S2"),
+        (("--condense", "0", "--condense-schedule", "0.5"), "condenses nothing for a share to start from"),
         (("--condense", "0.5", "--condense-schedule", "1.0"), "a share of the rows from 0 to below 1"),
     ):
         said = moeplan("solve", "--strategy", "luffy", "--cluster", "2x2", *flags, cwd=tmp_path, code=2).stderr

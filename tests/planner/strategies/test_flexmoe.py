@@ -500,6 +500,8 @@ def test_a_damaged_schedule_says_so() -> None:
         {"balance": {"plan": np.full((2, LAYERS), 0.5)}},
         {"operations": np.array([[1, 0, 9, 0, 0, 1]])},
         {"operations": np.zeros((1, 6))},
+        {"operations": np.array([[1, -1, 0, 0, -1, 1]])},
+        {"operations": np.array([[1, 0, 2, 0, -1, 1]])},
     ],
 )
 def test_a_schedule_of_something_else_says_so(change: dict[str, Any]) -> None:

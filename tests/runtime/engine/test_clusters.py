@@ -84,6 +84,18 @@ def test_every_condensed_row_is_within_tau_of_one_that_travels_and_asks_its_devi
         assert one == kept or far * (1 if cosine else gates[0]) <= tau + 1e-5
 
 
+@pytest.mark.parametrize("cosine", [False, True])
+def test_a_row_that_is_not_finite_serves_no_other(cosine: bool) -> None:
+    rows = Rows.drawn(0, 60, 1, experts=DEVICES, spread=0.01)
+    before = rows.found(0.5, cosine=cosine)
+    broken = int(rows.copies.row[(before != torch.arange(len(before))).nonzero()[0, 0]])
+    rows.x[broken, 0] = torch.inf
+    stands = rows.found(0.5, cosine=cosine)
+    of_broken = rows.copies.row == broken
+    assert (rows.copies.row[stands[~of_broken]] != broken).all()
+    assert (stands != torch.arange(len(stands))).any()
+
+
 @pytest.mark.parametrize(("reach", "expected"), [(0.19, [0, 1]), (0.21, [0, 0])])
 def test_half_the_difference_of_shares_is_as_far_as_two_equal_rows_are(reach: float, expected: list[int]) -> None:
     ids = torch.tensor([[2, 3], [2, 3]])

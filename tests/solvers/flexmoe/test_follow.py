@@ -109,6 +109,37 @@ def test_decisions_see_the_past_only(rule: Policy) -> None:
         is_legal(table, EXPERTS)
 
 
+@pytest.mark.parametrize(("steps", "lag"), [(1, 2), (2, 1), (10, 1)])
+def test_a_decision_holds_once_the_step_beside_it_is_over(steps: int, lag: int) -> None:
+    records, told = drifting(3), list[tuple[int, int, Array, float]]()
+
+    class Told(Anything):
+        """A rule that notes what it is told."""
+
+        def __call__(self, seen: Seen) -> Array | None:
+            new = super().__call__(seen)
+            told.append((seen.record, seen.layer, seen.table if new is None else new, seen.balance))
+            return new
+
+    run = follow(records, start(), Told(1), COSTS, group=GROUP, steps=steps)
+    latest = dict(enumerate(start()))
+    for record, layer, table, balance in sorted(told, key=lambda one: one[:2]):
+        busiest = follow(records[record : record + 1], np.stack([latest[0], latest[1]]), Stay(), COSTS, group=GROUP)
+        assert balance == busiest.balance[0, layer]  # of the table decided last, which the step beside is not under
+        if layer == 1:
+            latest = {at: held for one, at, held, _ in told if one == record}
+        assert run.tables[run.period[record + lag], layer].tolist() == table.tolist()
+    assert {record for record, *_ in told} == set(range(len(records) - lag))
+    assert all((run.tables[run.period[record]] == start()).all() for record in range(lag))
+
+
+def test_an_idle_layer_stays() -> None:
+    records = drifting(1)
+    records[:, 1] = 0
+    run = follow(records, start(), Anything(1), COSTS, group=GROUP, steps=10)
+    assert {change.layer for change in run.changes} == {0}
+
+
 @settings(max_examples=10)
 @given(st.integers(0, 1000), st.booleans())
 def test_no_accepted_change_costs_more_than_it_saves(seed: int, owners: bool) -> None:
