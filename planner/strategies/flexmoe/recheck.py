@@ -7,7 +7,7 @@ from ...certify.certificate import Certificate
 from ...evaluate.replay import step_pairs
 from ..strategy import Recheck
 from .options import RebalancingOptions
-from .rules import START, rules_of, scheduled, window_balance
+from .rules import START, decides, rules_of, scheduled, window_balance
 
 
 def recheck(plan: Plan, again: Recheck | None, certificate: Certificate) -> None:
@@ -44,6 +44,8 @@ def recheck(plan: Plan, again: Recheck | None, certificate: Certificate) -> None
         certificate.agree(f"{name}: violations", record.violations, run.violations(decision.horizon_steps))
         certificate.agree(f"{name}: changes", record.changes, len(run.changes))
         certificate.agree(f"{name}: experts moved", record.experts_moved, run.moved)
+        figure = run.over_steps(decides(timed=options.timed), decision.quantile or 0.0)
+        certificate.agree(f"{name}: what decides, over the steps", record.figure, figure)
     value = window_balance(pairs[0][-START:], start)
     certificate.agree("objective", goal.objective.value, value)
     certificate.checked("objective, schedule and what the policy did")

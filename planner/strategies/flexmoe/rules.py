@@ -4,6 +4,7 @@ Legend: B steps; L MoE layers; E experts; D devices.
 """
 
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,12 +41,10 @@ def rules_of(task: Task, decision: RebalancingDecision) -> dict[str, Following]:
         if decision.method == "paper":
             del rules["paper"]
         _, costs = policy_of(decision)
+        settings = decision.record_steps, decision.horizon_steps, decision.quantile or 0.0
         task.shared[key] = {
             PLAN: Following.of(decision),
-            **{
-                name: Following(rule, costs, split, decision.record_steps, decision.horizon_steps)
-                for name, (rule, split) in rules.items()
-            },
+            **{name: Following(rule, costs, split, *settings) for name, (rule, split) in rules.items()},
         }
     known: dict[str, Following] = task.shared[key]
     return known
@@ -63,6 +62,11 @@ def scheduled(scene: Scene, runs: Mapping[str, Run]) -> Schedule:
     return Schedule(
         steps.astype(np.int64), operations, {name: np.maximum(run.balance, 1) for name, run in runs.items()}
     )
+
+
+def decides(*, timed: bool) -> Literal["seconds", "balance"]:
+    """What of a run decides between policies."""
+    return "seconds" if timed else "balance"
 
 
 def window_balance(pairs: NDArray[np.integer], placement: Placement) -> float:
