@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--plan", help="by default the active plan")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--batch", type=int, default=8, help="samples per step, of all ranks together")
+    parser.add_argument("--replica-memory", choices=("resident", "shared"), default="resident")
     parser.add_argument("-o", dest="output", help="where to save the trained weights")
     options = parser.parse_args()
 
@@ -35,7 +36,8 @@ def main() -> None:
 
     plan = load_plan(options.plan)
     dispatch = "standard" if plan.dispatch_model == "coherent" else None  # which is for inference
-    model = parallelize(load_embedded().to(device).train(), plan, dispatch=dispatch)  # moeplan's first line
+    model = load_embedded().to(device).train()
+    model = parallelize(model, plan, dispatch=dispatch, replica_memory=options.replica_memory)  # moeplan's first line
     loop = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(loop.parameters(), lr=1e-4)
 
@@ -54,6 +56,10 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"step {step}  loss {mean:.6f}", flush=True)
 
+    resident = sum(block.weights.replica_bytes for block in model.blocks)
+    if resident and dist.get_rank() == 0:
+        saved = resident - model.replica_bytes
+        print(f"replicas take {model.replica_bytes / 1e6:.2f} MB here, {saved / 1e6:.2f} less than resident ones")
     if model.rebalancing is not None and dist.get_rank() == 0:
         print(f"{len(model.rebalancing.changes)} changes of placements that follow the load")
     whole = full_state_dict(loop)  # on rank 0; every rank takes part

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..errors import UsageError
+from ..files import sha256_file
 from ..profilers.cluster import Cluster
 from ..profilers.profile import load as load_profile
 from ..runtime.plan import Metric, Part, Plan, Verdict
@@ -28,7 +29,7 @@ from .evaluate.scene import Scene
 from .evaluate.split_bounds import SplitBound, split_bounds
 from .evaluate.step_size import StepSize, Use, as_prompts, use_of, usual_size
 from .evaluate.units import SampleIndex, UnitIndex, index_samples, index_units
-from .loaded_plan import LoadedPlan, cluster_of_another, common_cluster, common_passes, known_model, load_plans
+from .loaded_plan import LoadedPlan, common_cluster, common_passes, known_model, load_plans
 from .options import EvaluationOptions, SecondsOptions
 from .request import Phase
 from .strategies.registry import STRATEGIES
@@ -189,8 +190,10 @@ def compare(
         The trace is of another model than a plan.
     """
     loaded = load_plans(plans, replica_rule)
-    cluster, first = common_cluster(loaded, profile), loaded[0].plan
-    described = cluster_of_another(first, profile)
+    first, measured = loaded[0].plan, None if profile is None else load_profile(profile)
+    known = profile is not None and _is_of(first, profile)
+    described = None if measured is None or known else measured.cluster
+    cluster = common_cluster(loaded, described, timed=measured is not None)
     on_progress("reading the trace")
     source = open_any(trace)
     loaded = [replace(plan, by_counts=isinstance(source, CountTrace)) for plan in loaded]
@@ -213,7 +216,7 @@ def compare(
         [unseen_U if unseen_U.any() else ~unseen_U],
         cluster,
         size=size,
-        profile=None if profile is None else load_profile(profile),
+        profile=measured,
         model=known_model(source.meta.model, [plan.plan for plan in loaded]),
         seed=seed,
         phases=phases,
@@ -244,6 +247,11 @@ def compare(
         bounds=_bounds(loaded, scene),
         between=evaluated.between,
     )
+
+
+def _is_of(plan: Plan, profile: str | os.PathLike[str]) -> bool:
+    """Check whether a plan was made with this very profile."""
+    return plan.inputs.profile is not None and plan.inputs.profile.sha256 == sha256_file(profile)
 
 
 def _steps(

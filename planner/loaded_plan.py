@@ -11,9 +11,7 @@ from textwrap import shorten
 import numpy as np
 
 from ..errors import InputError, MismatchError, UsageError
-from ..files import sha256_file
 from ..profilers.cluster import Cluster
-from ..profilers.profile import load as load_profile
 from ..runtime.plan import Plan, load
 from ..solvers.arrays import Bools
 from ..solvers.replicas import ReplayRule
@@ -62,9 +60,7 @@ class LoadedPlan:
             raise type(error)(f"{self.path}: {error}") from error
         if self.replica_rule is not None:
             return Contender(self.path, replace(journey, replica_rule=self.replica_rule))
-        of_tokens = EvaluationOptions.key in self.plan.options and not self.by_counts
-        rule = EvaluationOptions.of(self.plan).engine_rule if of_tokens else None
-        return Contender(self.path, journey).served(rule)
+        return Contender(self.path, journey).served(None if self.by_counts else self.plan.judged_by)
 
     @cached_property
     def beside(self) -> list[Contender]:
@@ -136,29 +132,21 @@ def load_plans(paths: Sequence[str | os.PathLike[str]], rule: ReplayRule | None 
     return [LoadedPlan(name, load(name), rule) for name in names]
 
 
-def common_cluster(plans: Sequence[LoadedPlan], profile: str | os.PathLike[str] | None) -> Cluster:
-    """The one cluster that all plans are for, with the first one's links, or those of a profile that is not its own."""
+def common_cluster(plans: Sequence[LoadedPlan], described: Cluster | None, *, timed: bool) -> Cluster:
+    """The one cluster that all plans are for, with the first one's links, or those that a profile describes."""
     for one in plans:
         if str(one.plan.cluster) != str(plans[0].plan.cluster):
             raise UsageError(
                 f"{one.path} is for {one.plan.cluster}, {plans[0].path} for {plans[0].plan.cluster};"
                 " expected plans for one cluster: compare them one at a time"
             )
-        if one.plan.decisions.pipeline is not None and profile is None:
+        if one.plan.decisions.pipeline is not None and not timed:
             raise UsageError(f"{one.path}: its pipeline degrees change seconds only; name a profile with --profile")
-    cluster, described = plans[0].plan.cluster, cluster_of_another(plans[0].plan, profile)
+    cluster = plans[0].plan.cluster
     if described is None:
         return cluster
     links = {kind: link for kind, link in described.links.items() if kind != "inter" or cluster.num_nodes > 1}
     return replace(cluster, links={**cluster.links, **links})
-
-
-def cluster_of_another(plan: Plan, profile: str | os.PathLike[str] | None) -> Cluster | None:
-    """The cluster of a profile that is not the plan's own; None without one."""
-    source = plan.inputs.profile
-    if profile is None or (source is not None and source.sha256 == sha256_file(profile)):
-        return None
-    return load_profile(profile).cluster
 
 
 def common_passes(plans: Sequence[LoadedPlan]) -> Passes | None:

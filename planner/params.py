@@ -16,6 +16,12 @@ MOST_DIGITS = 9
 HOW = "How to solve; see each below."  # help of flags that several strategies have
 SLOTS = "Expert slots per device; surplus ones hold replicas."
 HORIZON = "A move must pay within so many steps (flexmoe), or tokens (exflow --from)."
+QUANTILE: Mapping[str, Any] = {
+    "help": "Lower this quantile of what counts of steps, as 0.95, instead of their mean.",
+    "above": 0,
+    "at_most": 1,
+    "expected": "above 0 and at most 1 (the worst step)",
+}
 WHOLE = "Whole keeps each expert group in one block of slots."
 
 

@@ -73,6 +73,12 @@ class ExpertParallelModel(nn.Module):
         """The experts of each MoE layer; never replaced, and to find them takes as long as a layer."""
         return list(spread_experts(self.model).values())
 
+    @property
+    def replica_bytes(self) -> int:
+        """Bytes of the replicas' weights on this rank: of all layers or, where these share memory, of that."""
+        shared = self.blocks[0].weights.shared
+        return sum(block.weights.replica_bytes for block in self.blocks) if shared is None else shared.nbytes
+
     def forward(
         self, tokens: Tensor | None = None, samples: Tensor | None = None, mask: Tensor | None = None, **inputs: Any
     ) -> Any:

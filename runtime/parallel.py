@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from .engine.layer import ParallelExperts
 from .engine.layer_placement import LayerPlacement
 from .engine.owners import owners_of
 from .engine.watch import watch
+from .engine.weights import SharedStacks
 from .expert_parallel import ExpertParallelModel
 from .gradients import collect_before_steps, leave_out_experts, spread_experts
 from .models.checkpoint import fill_model, read_checkpoint
@@ -42,6 +43,7 @@ from .rebalancing import tables_of
 from .whole import name_held, take_held
 
 Gradients = Literal["mean", "sum"]
+ReplicaMemory = Literal["resident", "shared"]
 
 
 def parallelize(
@@ -54,6 +56,7 @@ def parallelize(
     checkpoint: str | os.PathLike[str] | None = None,
     schedule: Schedule | None = None,
     moves_per_step: int | None = None,
+    replica_memory: ReplicaMemory = "resident",
 ) -> ExpertParallelModel:
     """The model with its experts spread over the ranks of `group`; all ranks call it together.
 
@@ -82,6 +85,10 @@ def parallelize(
     moves_per_step
         For such a plan: how many experts, with their optimizer state, change their owner after one step at most; the
         rest follows after the next steps. Those of one layer move together in any case.
+    replica_memory
+        Where weights of replicas are: "resident" in every layer, or "shared" by all layers, which takes the memory of
+        one. Results are the same to the bit; the weights then travel before each layer's forward and, again, before its
+        backward pass.
 
     Raises
     ------
@@ -105,7 +112,9 @@ def parallelize(
             raise UsageError(
                 f"moves_per_step={moves_per_step}; expected 1 or more, and a plan of solve --strategy flexmoe"
             )
-    _agree(plan, chosen, group)
+        if replica_memory not in get_args(ReplicaMemory):
+            raise UsageError(f"replica_memory={replica_memory!r}; expected one of {get_args(ReplicaMemory)}")
+    _agree(plan, chosen, replica_memory, group)
     placement, blocks = _placement(plan), routed_blocks(model)
     owner_LE = _owners(plan, placement)
     owned = {
@@ -118,6 +127,7 @@ def parallelize(
             read = read_checkpoint(model, checkpoint, owned, device=device)
         fill_model(model, read, device)
     share = 1 / dist.get_world_size(group) if gradients == "mean" else 1.0
+    shared = SharedStacks() if replica_memory == "shared" else None
     for layer, block in enumerate(blocks):
         experts = block.experts
         if checkpoint is None:
@@ -133,7 +143,7 @@ def parallelize(
             counted=plan.decisions.rebalancing is not None,
         )
         chunks = Chunks.planned(plan.decisions.pipeline, layer)
-        block.module.experts = ParallelExperts(experts, here, group, chunks=chunks, gradient_share=share)
+        block.module.experts = ParallelExperts(experts, here, group, chunks=chunks, gradient_share=share, shared=shared)
         block.module.experts.wire = plan.decisions.wire
         block.module.experts.register_state_dict_post_hook(name_held)  # type: ignore[no-untyped-call]
         block.module.experts.register_load_state_dict_pre_hook(take_held)  # type: ignore[no-untyped-call]
@@ -225,15 +235,15 @@ def _mismatch(model: nn.Module, blocks: list[RoutedBlock], plan: Plan) -> str | 
     return None
 
 
-def _agree(plan: Plan, dispatch: str, group: dist.ProcessGroup | None) -> None:
-    """Raise on every rank that ranks hold different plans; a collective call."""
-    held = gathered((plan.plan_sha256, dispatch), group)
-    for rank, (sha256, how) in enumerate(held):
-        if (sha256, how) != held[0]:
-            raise MismatchError(
-                f"rank {rank} holds plan {sha256[:12]}.. in {how}, rank 0 plan {held[0][0][:12]}.. in"
-                f" {held[0][1]}; start every rank with the same plan"
+def _agree(plan: Plan, dispatch: str, memory: str, group: dist.ProcessGroup | None) -> None:
+    """Raise on every rank that ranks hold different plans, or carry them out otherwise; a collective call."""
+    held = gathered((plan.plan_sha256, dispatch, memory), group)
+    for rank, here in enumerate(held):
+        if here != held[0]:
+            theirs, first = (
+                f"plan {sha256[:12]}.. in {how}, {where} replicas" for sha256, how, where in (here, held[0])
             )
+            raise MismatchError(f"rank {rank} holds {theirs}, rank 0 {first}; start every rank with the same plan")
 
 
 @contextlib.contextmanager

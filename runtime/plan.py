@@ -7,7 +7,7 @@ import datetime
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -15,7 +15,8 @@ from ..errors import InputError
 from ..files import canonical_json, check_kind, read_json, sha256_json, validated, write_json
 from ..profilers.cluster import Cluster
 from ..solvers.outcome import Outcome
-from ..solvers.placement import Placement
+from ..solvers.placement import BY_STEP, Placement
+from ..solvers.replicas import ReplayRule
 from ..traces.model import ModelSpec
 from .decisions import DISPATCH_MODELS, Decisions, DispatchModel, Record, Sha256
 
@@ -170,6 +171,18 @@ class Plan(Record):
         rebalancing = self.decisions.rebalancing
         decided = self.decisions.placement if rebalancing is None else rebalancing.start
         return None if decided is None else decided.placement(self.model, self.cluster)
+
+    @property
+    def judged_by(self) -> ReplayRule | None:
+        """Rule by which tokens chose replicas where it was judged: an engine's, else its own; None without any."""
+        if (placement := self.placement) is None or not placement.has_replicas:
+            return None
+        own, engines = placement.replica_rule.value, self.options.get("evaluation", {}).get("engine_rule")
+        chosen: Any = own if own in BY_STEP else engines or own
+        if chosen not in get_args(ReplayRule):
+            raise InputError(f"options.evaluation: engine_rule {chosen!r}; expected one of {get_args(ReplayRule)}")
+        rule: ReplayRule = chosen
+        return rule
 
     @model_validator(mode="after")
     def _holds_together(self) -> Self:

@@ -28,6 +28,7 @@ def policy_of(decision: RebalancingDecision) -> "tuple[Decide, Costs]":
         horizon=decision.horizon_steps,
         window=decision.window,
         evaluations=decision.evaluations,
+        quantile=decision.quantile or 0.0,
     )
     return policy, costs
 

@@ -81,11 +81,15 @@ def test_in_the_training_example_labels_follow_their_samples(alone: list[float],
     assert found == pytest.approx(alone, rel=1e-4)
 
 
-def test_in_the_training_example_replicas_follow_the_load(alone: list[float], tmp_path: Path) -> None:
+def test_in_the_training_example_replicas_follow_the_load_in_memory_that_layers_share(
+    alone: list[float], tmp_path: Path
+) -> None:
     plan = written(tmp_path, 2, "rebalancing")
-    output = run([*torchrun(2), EXAMPLES / "train.py", "--plan", plan, "--steps", STEPS], tmp_path)
+    command = [*torchrun(2), EXAMPLES / "train.py", "--plan", plan, "--steps", STEPS, "--replica-memory", "shared"]
+    output = run(command, tmp_path)
     assert losses(output) == pytest.approx(alone, rel=1e-4)
     assert re.search(r"^[1-9]\d* changes of placements that follow the load$", output, re.MULTILINE)
+    assert re.search(r"^replicas take [\d.]+ MB here, -?[\d.]+ less than resident ones$", output, re.MULTILINE)
 
 
 @pytest.mark.parametrize("dispatch", ["standard", "coherent"])

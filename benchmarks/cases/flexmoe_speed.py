@@ -194,7 +194,7 @@ def _decision_rows(layers: Layers) -> Iterator[Row]:
     def decided(seen: Seen, evaluations: int) -> Array:
         """The policy's table once it is triggered."""
         new = planned(seen, policy, evaluations)
-        return new if pays(new, seen, policy.horizon) else seen.table
+        return new if pays(new, seen, policy) else seen.table
 
     timed: dict[str, list[float]] = {}
     found: dict[str, list[tuple[float, float, float]]] = {}
@@ -208,7 +208,7 @@ def _decision_rows(layers: Layers) -> Iterator[Row]:
         last, slots = totals[-1:], layers.slots
         calls: dict[str, Callable[[], Any]] = {
             EPLB: partial(eplb_table, batches[-1:], slots, "refined", table),
-            FEW: partial(guided, table, last, free, policy.slack, gain_s, cell_s),
+            FEW: partial(guided, table, last, free, policy.slack, gain_s, cell_s, policy.quantile),
             BALANCE: partial(decided, seen, 0),
             SECONDS: partial(decided, seen, policy.evaluations),
         }

@@ -184,7 +184,7 @@ def _prepared(plan: "Plan", engine: str, output: Path, hf_config: Path | None) -
 
 def _written(plan: "Plan", exported: "Exported", engine: str, output: Path) -> tuple[dict[str, Any], list[str]]:
     """Write files for an engine; returns the files and its start command as JSON, and as lines."""
-    from ...runtime.exports import ENGINES, judged_by, write
+    from ...runtime.exports import ENGINES, write
     from ..report.answer import answer, carried, doubt, judged_for, split_words
 
     write(exported, output)
@@ -196,7 +196,7 @@ def _written(plan: "Plan", exported: "Exported", engine: str, output: Path) -> t
     if judged_for(plan) == "training" and not ENGINES[engine].trains:
         plans_for_it = f"moeplan solve --for serving --engine {engine} plans for it"
         lines.append(f"note      judged for training; {engine} serves: {plans_for_it}")
-    if rule is not None and (judged_rule := judged_by(plan)) is not None:
+    if rule is not None and (judged_rule := plan.judged_by) is not None:
         judge = f"moeplan compare PLAN --replica-rule {rule}"
         row = " (the row at degree 1)" if plan.decisions.pipeline and "pipeline" not in ENGINES[engine].carries else ""
         judged = "" if rule == judged_rule else f", and the plan was judged by {judged_rule}: {judge} replays it{row}"

@@ -48,6 +48,7 @@ class Following:
     split: "Split" = "quota"  #: How each step is dealt out over replicas
     record_steps: int = 1  #: Steps that a recorded one stands for
     horizon_steps: float = 100.0  #: Over which a change must pay
+    quantile: float = 0.0  #: Of steps, by which it must; 0: their mean
     _known: "dict[bytes, Run]" = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -55,7 +56,7 @@ class Following:
         """The rule of a plan."""
         decide, costs = policy_of(decision)
         split: Split = "capacity" if decision.method == "paper" else "quota"
-        return cls(decide, costs, split, decision.record_steps, decision.horizon_steps)
+        return cls(decide, costs, split, decision.record_steps, decision.horizon_steps, decision.quantile or 0.0)
 
     def run(self, pairs: NDArray[np.integer], placement: Placement, group: int) -> "Run":
         """The run on the pairs of a part's steps, in their order, from a placement on, `[B, L, E, D]`."""
@@ -75,6 +76,7 @@ class Following:
                 steps=self.record_steps,
                 split=self.split,
                 horizon=self.horizon_steps,
+                quantile=self.quantile,
             )
         return self._known[key]
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ...runtime.exports import judged_by
 from ...runtime.plan import Contender, Part, Plan, SizedGain, Verdict
 from ..document import Section, Table, Text
 from ..evaluate.evaluate import MATTERS
@@ -98,7 +97,7 @@ def doubts(plan: Plan, part: Part) -> Iterator[str]:
 
 def by_engine(plan: Plan) -> str:
     """The rule of an engine by which a plan was judged; empty where it was by its own."""
-    rule = judged_by(plan)
+    rule = plan.judged_by
     if rule is None or plan.placement is None or rule == plan.placement.replica_rule:
         return ""
     return rule_words(rule)

@@ -1,7 +1,7 @@
 """Replicas that follow the load."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,8 @@ class RebalancingDecision(Decision):
         ge=1, le=MOST_STEPS
     )  #: Max/mean of the last step under its exact split, above which it plans
     horizon_steps: float = Field(gt=0, le=MOST_STEPS)  #: Steps over which a move must pay
+    #: Of steps' seconds, or balance, which counts; None: their mean
+    quantile: Annotated[float, Field(gt=0, le=1)] | None = None
     record_steps: int = Field(1, ge=1, le=MOST_STEPS)  #: It looks at the loads of one step in so many
     #: window, every: the last so many records are planned for together, and after one in so many records it
     #: plans even below the trigger; 0: never

@@ -28,7 +28,7 @@ from .traffic import Sent, Traffic
 from .trip import Trip
 from .uncompiled import uncompiled
 from .watch import naming_lost_ranks
-from .weights import Weights, in_backward
+from .weights import SharedStacks, Weights, in_backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,8 @@ class ParallelExperts(nn.Module):
         The pieces in which tokens travel, and the capacity of buffers; None: one piece, nothing is dropped.
     gradient_share
         What the experts' gradients, which all ranks' losses have part in, are multiplied by.
+    shared
+        The stacks of weights that layers share; None: each layer has its own.
 
     Attributes
     ----------
@@ -104,11 +106,12 @@ class ParallelExperts(nn.Module):
         *,
         chunks: Chunks | None = None,
         gradient_share: float = 1.0,
+        shared: SharedStacks | None = None,
     ) -> None:
         super().__init__()
         self.placement, self.group, self.chunks = placement, group, chunks or Chunks.whole()
         self.local = experts
-        self.weights, self.loads = Weights(experts, placement, gradient_share), None
+        self.weights, self.loads = Weights(experts, placement, gradient_share, shared), None
         self.condenser = self.wire = None
         self._count_held()
         self.sample = self.position = torch.zeros(0, dtype=torch.int64, device=placement.slot_of_expert.device)

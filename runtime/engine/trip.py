@@ -59,6 +59,7 @@ class Trip:
     out: Route
     back: Route
     used: Sequence[Tensor]  #: What gradients are asked by: the stacks of weights, and the other parameters
+    version: object  #: Of the weights
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class Trip:
         self.columns = sent[0].columns
         self.weights.arrive()
         if self.recording:
-            self.used = [*self.weights.leaves, *self.others]
+            self.used, self.version = [*self.weights.leaves, *self.others], self.weights.version
         partial_sums, moved = list[Sequence[Tensor]](), list[Shipment]()
         for number, chunk in enumerate(self.chunks.forward):
             pieces = [self._computed(*piece) for piece in sent.pop(0).wait()]  # what arrived is let go once computed
@@ -123,10 +124,12 @@ class Trip:
         """The gradients by x and gate weights of tokens, and those by the parameters."""
         if not self.pieces:
             raise RuntimeError("backward through a routed block a second time; its graph is kept for one backward pass")
+        self.weights.restore(self.version)
         back = self.back.reversed()
         sent = [
             Shipment.send(back, chunk, [[grad[back.rows(chunk)]]], wire=self.wire) for chunk in self.chunks.backward
         ]
+        self.weights.arrive()
         sums: Gradients = [None] * len(self.used)
         returning = []
         for chunk in self.chunks.backward:

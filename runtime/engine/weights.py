@@ -2,7 +2,8 @@
 
 Both lie in one stack per parameter, owned experts first. The optimizer, checkpoints and wrappers see the parameters,
 which are the stack's first rows; experts compute with the whole stack. Weights go from owners to replicas after they
-have changed, gradients of replicas to owners.
+have changed, gradients of replicas to owners. Where layers share their stacks, owned rows are copied and replicas are
+sent whenever another layer's were there.
 
 Legend: S slots of this rank; O experts owned here; R replicas here.
 """
@@ -15,12 +16,49 @@ import torch
 from torch import Tensor, nn
 from torch.utils.dlpack import from_dlpack
 
+from ...errors import UsageError
 from .layer_placement import LayerPlacement
 from .replica_rows import Outgoing, ReplicaRows
 from .watch import naming_lost_ranks
 
 Gradients = list[Tensor | None]
 CHANGED, FOLLOWING_CHANGED, DROPPED = 1, 2, 4  # bits of a note
+
+
+class SharedStacks:
+    """Stacks of one layer, in which all layers compute in turn.
+
+    Attributes
+    ----------
+    holder
+        The layer whose weights are there, the same on all ranks.
+    """
+
+    holder: "Weights | None" = None
+
+    def __init__(self) -> None:
+        self._memory: dict[int, Tensor] = {}  # bytes, by the parameter's number
+        self._most: dict[int, int] = {}  # that any layer asked for
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_memory": {}, "_most": self._most}  # a copy of the model holds nothing yet
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all stacks."""
+        return sum(memory.nbytes for memory in self._memory.values())
+
+    def stack(self, number: int, own: Tensor, num_slots: int, before: Tensor | None) -> Tensor:
+        """The stack `[S, ...]` of a layer's parameter, which is `before` where that still is in place."""
+        size = num_slots * own.shape[1:].numel() * own.element_size()
+        self._most[number] = max(size, self._most.get(number, 0))
+        memory = self._memory.get(number)
+        if memory is None or memory.device != own.device or len(memory) < size:
+            memory = self._memory[number] = own.new_empty(self._most[number], dtype=torch.uint8)
+        stack = memory[:size].view(own.dtype).view(num_slots, *own.shape[1:]).detach()
+        if before is None or before.data_ptr() != stack.data_ptr():
+            return stack
+        return before if (before.shape, before.dtype) == (stack.shape, stack.dtype) else stack
 
 
 class Weights:
@@ -32,6 +70,8 @@ class Weights:
         The module that computes, with parameters `[O, ...]`.
     gradient_share
         What gradients are multiplied by.
+    shared
+        The stacks that layers share; None: this layer has its own, and parameters lie in them.
 
     Attributes
     ----------
@@ -47,8 +87,14 @@ class Weights:
     _stale: bool  #: Whether an optimizer may have changed them since they were sent
     _seen: tuple[tuple[int, int], ...]  #: Versions that were sent
 
-    def __init__(self, experts: nn.Module, placement: LayerPlacement, gradient_share: float) -> None:
-        self.experts, self.gradient_share = experts, gradient_share
+    def __init__(
+        self,
+        experts: nn.Module,
+        placement: LayerPlacement,
+        gradient_share: float,
+        shared: SharedStacks | None = None,
+    ) -> None:
+        self.experts, self.gradient_share, self.shared = experts, gradient_share, shared
         self._forget()
         self.take(placement)
 
@@ -64,7 +110,7 @@ class Weights:
 
     @property
     def replica_bytes(self) -> int:
-        """Bytes of the replicas' weights."""
+        """Bytes of the replicas' weights, in memory of their own or shared."""
         return sum(stack[len(own) :].nbytes for stack, own in zip(self._stacks, self.owned, strict=False))
 
     @property
@@ -98,7 +144,7 @@ class Weights:
         if self.rows is None and (following is None or following.rows is None):
             return None
         if in_backward():  # a block that runs again: nothing has changed since its forward
-            return 0
+            return CHANGED * self._replaced
         dropped = bool(self._waiting) and any(own.grad is None for own in self.owned if len(own) and own.requires_grad)
         changed, next_changed = self._changed, following is not None and following._changed
         return CHANGED * changed | FOLLOWING_CHANGED * next_changed | DROPPED * dropped
@@ -117,14 +163,13 @@ class Weights:
     def send(self) -> None:
         """Begin to send owned rows to all replicas; a collective call that does not wait."""
         assert self.rows is not None
-        self.arrive()
+        for _, outgoing in self._travelling:
+            outgoing.wait()
+        self._travelling.clear()
         self._lay_out()
-        if self._seen and self._versions != self._seen:  # so that graphs of before refuse to be run backward
-            for stack in self._stacks:
-                torch.autograd.graph.increment_version(stack)
         self._stale, self._seen = False, self._versions
         for kind in self._kinds(self._stacks):
-            rows = [self._stacks[number][self.rows.slots].flatten(1) for number in kind]
+            rows = [self.owned[number][self.rows.slots].flatten(1) for number in kind]
             self._travelling.append((kind, self.rows.send(torch.cat(rows, dim=1))))
 
     def advance(self) -> None:
@@ -138,8 +183,35 @@ class Weights:
         for kind, outgoing in self._travelling:
             rows = self._parted(outgoing.wait(), kind)
             for number, row_R in zip(kind, rows, strict=True):
-                self._stacks[number].data[len(self.owned[number]) :] = row_R
+                own, stack = self.owned[number], self._stacks[number].data
+                stack[len(own) :] = row_R
+                if self.shared is not None:
+                    stack[: len(own)] = own
+        if self._travelling and self.shared is not None:
+            self.shared.holder = self
         self._travelling.clear()
+
+    @property
+    def version(self) -> object:
+        """Equal to what it was as long as experts compute with the same weights in the same place."""
+        return self._versions, [stack.data_ptr() for stack in self._stacks]
+
+    def restore(self, version: object) -> None:
+        """Begin to bring back the weights that a forward had, for its backward pass, where another layer's are now.
+
+        A collective call that does not wait.
+
+        Raises
+        ------
+        UsageError
+            They are not those of that version any more.
+        """
+        if self._replaced:
+            self.send()
+        if version != self.version:
+            raise UsageError(
+                "experts' weights changed between a forward and its backward pass; run the backward pass first"
+            )
 
     # From replicas to owners
 
@@ -193,7 +265,7 @@ class Weights:
         self._waiting: dict[int, Tensor] = {}  # gradients of replicas that are put off, by the parameter's number
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("experts", "gradient_share", "rows", "num_slots")
+        kept = ("experts", "gradient_share", "shared", "rows", "num_slots")
         return {name: value for name, value in vars(self).items() if name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -206,21 +278,30 @@ class Weights:
 
     @property
     def _changed(self) -> bool:
-        return self.rows is not None and (self._stale or self._versions != self._seen)
+        return self.rows is not None and (self._stale or self._versions != self._seen or self._replaced)
+
+    @property
+    def _replaced(self) -> bool:
+        """Check whether another layer's weights are in the shared stacks, and none of this layer's are on their way."""
+        if self.rows is None or self.shared is None or self._travelling:
+            return False
+        return self.shared.holder is not self
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def _lay_out(self) -> None:
-        """Let every parameter be the first rows of a stack `[S, ...]`, where it is not."""
+        """Let every parameter be the first rows of a stack `[S, ...]`, where it is not, or of none that is shared."""
         if self.rows is None:
-            for own in self.owned if self._stacks else ():
+            for own in self.owned if self._stacks and self.shared is None else ():
                 own.data = own.detach().clone()  # frees the stack
             self._stacks = []
             return
         stacks = []
         for number, own in enumerate(self.owned):
             stack = self._stacks[number] if self._stacks else None
-            if stack is None or not _is_within(own, stack) or len(stack) != self.num_slots:
+            if self.shared is not None:
+                stack = self.shared.stack(number, own, self.num_slots, stack)
+            elif stack is None or not _is_within(own, stack) or len(stack) != self.num_slots:
                 stack = own.new_empty(self.num_slots, *own.shape[1:])
                 stack[: len(own)] = own
                 if not own.is_meta:

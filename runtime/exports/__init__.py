@@ -32,7 +32,6 @@ __all__ = [
     "engines_of",
     "export",
     "family_of",
-    "judged_by",
     "prepared",
     "strays",
     "titled",
@@ -65,7 +64,7 @@ def engine_named(name: str) -> Engine:
 
 def strays(engine: Engine, plan: Plan) -> str:
     """Words for what an engine's tokens do otherwise with replicas than the plan was judged by; empty where nothing."""
-    judged = judged_by(plan)
+    judged = plan.judged_by
     if judged in (None, "even", engine.replica_rule):
         return ""
     if judged in BY_STEP:
@@ -73,14 +72,6 @@ def strays(engine: Engine, plan: Plan) -> str:
     if judged == "nearest":
         return "" if engine.replica_rule == "static" else "its tokens do not use the nearest replica"
     return f"it chooses replicas by the rule {engine.replica_rule}, not by {judged}"
-
-
-def judged_by(plan: Plan) -> str | None:
-    """Rule by which tokens chose replicas where the plan was judged: an engine's, else its own; None without any."""
-    if plan.placement is None or not plan.placement.has_replicas:
-        return None
-    own = plan.placement.replica_rule.value
-    return own if own in BY_STEP else plan.options.get("evaluation", {}).get("engine_rule") or own
 
 
 def engines_of(plan: Plan) -> tuple[str, ...]:

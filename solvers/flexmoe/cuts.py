@@ -12,6 +12,7 @@ from ..arrays import Bools, Ints
 from ..compiled import compiled
 from ..draws import below
 from ..quota import Holders, least, pour, poured, relieve
+from .seconds import over_steps
 from .state import holds, slots_in
 
 TRIED = 16  # candidates of which the potential is found, an operation
@@ -24,7 +25,9 @@ PARTS = 1 << 20  # in which slack is counted
 
 
 @compiled
-def guided(table: Ints, totals: Ints, kept: Bools, slack: float, gain_s: float, cell_s: float) -> tuple[Ints, int]:
+def guided(
+    table: Ints, totals: Ints, kept: Bools, slack: float, gain_s: float, cell_s: float, quantile: float = 0.0
+) -> tuple[Ints, int]:
     """A table `[D, S]` after the operations that pay, and the number of cells that it was sent.
 
     Parameters
@@ -39,6 +42,8 @@ def guided(table: Ints, totals: Ints, kept: Bools, slack: float, gain_s: float, 
         Of the devices' mean load, how much more a device may serve.
     gain_s, cell_s
         Seconds that 1.0 less of max/mean saves until the horizon, and that a cell costs.
+    quantile
+        Of the vectors' max/mean, which counts; 0: their mean.
 
     Notes
     -----
@@ -58,7 +63,7 @@ def guided(table: Ints, totals: Ints, kept: Bools, slack: float, gain_s: float, 
     cap = caps(totals, num_devices, slack)
     start, cells, best_cells, worth = 0.0, 0, 0, 0.0
     for k in range(table.size + 1):
-        ratio = busiest_ratio(now, totals)
+        ratio = busiest_ratio(now, totals, quantile)
         start = ratio if k == 0 else start
         if (start - ratio) * gain_s - cells * cell_s > worth:
             worth, best_cells = (start - ratio) * gain_s - cells * cell_s, cells
@@ -106,13 +111,13 @@ def unrouted(table: Ints, totals: Ints, cap: Ints) -> int:
 
 
 @compiled
-def busiest_ratio(table: Ints, totals: Ints) -> float:
-    """Max/mean under the exact split, mean over the vectors."""
-    slots, ratio = slots_in(table, totals.shape[1]), 0.0
+def busiest_ratio(table: Ints, totals: Ints, quantile: float = 0.0) -> float:
+    """Max/mean under the exact split: a quantile over the vectors, 0: their mean."""
+    slots, ratios = slots_in(table, totals.shape[1]), np.zeros(len(totals))
     for b in range(len(totals)):
         most, _, _ = least(totals[b], slots)
-        ratio += most * len(table) / max(totals[b].sum(), 1) / len(totals)
-    return ratio
+        ratios[b] = most * len(table) / max(totals[b].sum(), 1)
+    return over_steps(ratios, quantile)
 
 
 @compiled

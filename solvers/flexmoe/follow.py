@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -69,7 +69,7 @@ class Change:
     layer: int
     price_s: float  #: Of its moves
     #: expected_s, saved_s: seconds per step less than without it, on the window it was decided on; in fact, on the
-    #: records for which it held, as far as the horizon goes
+    #: records for which it held, as far as the horizon goes. Both are by the run's quantile
     expected_s: float
     saved_s: float
     records: int  #: Of `saved_s`
@@ -101,7 +101,14 @@ class Run:
     @property
     def step_s(self) -> float:
         """Mean seconds per layer and step, moves included."""
-        return float(self.seconds.sum(axis=2).mean())
+        return self.over_steps("seconds")
+
+    def over_steps(self, what: Literal["seconds", "balance"], quantile: float = 0.0) -> float:
+        """Seconds per layer, moves included, or the balance: a quantile over the steps, 0: their mean."""
+        from .seconds import over_steps
+
+        figures_RL = self.seconds.sum(axis=2) if what == "seconds" else self.balance
+        return float(over_steps(figures_RL.mean(axis=1), quantile))
 
 
 def follow(
@@ -114,6 +121,7 @@ def follow(
     steps: int = 1,
     split: Split = "quota",
     horizon: float = 100.0,
+    quantile: float = 0.0,
 ) -> Run:
     """Replay records under placements that a rule changes between them.
 
@@ -134,9 +142,12 @@ def follow(
         Rule by which an expert's tokens choose among its replicas.
     horizon
         Steps over which `Change.saved_s` is told.
+    quantile
+        Of records' seconds, by which it is told what a change saves; 0: their mean.
     """
+    rule = DEALS.index(split)
     runs = [
-        _Layer(layer, np.ascontiguousarray(records[:, layer]), costs, group, steps, DEALS.index(split), horizon)
+        _Layer(layer, np.ascontiguousarray(records[:, layer]), costs, group, steps, rule, horizon, quantile)
         for layer in range(records.shape[1])
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # compiled code lets others run
@@ -167,6 +178,7 @@ class _Layer:
     steps: int
     rule: int
     horizon: float
+    quantile: float
     tables: dict[int, Ints] = field(default_factory=dict)  #: By the record from which on they hold
     operations: list[Operation] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
@@ -232,14 +244,11 @@ class _Layer:
         self.sent.append(np.insert(sent, [0], [record, self.layer], axis=1))
         self.seconds[record, 3] += price_s / self.steps
         self.operations += operations(before, after, record, self.layer, self.group)
-        saved = np.mean([self._saved(old, new, batches) for batches in window])
-        self.changes.append(Change(record, self.layer, price_s, float(saved), 0.0, 0))
+        self.changes.append(Change(record, self.layer, price_s, self._saved(window, old, new), 0.0, 0))
         return moved
 
-    def _saved(self, old: Ints, new: Ints, batches: Ints) -> float:
-        return step_seconds(batches, old, self.costs, self.group, self.rule) - step_seconds(
-            batches, new, self.costs, self.group, self.rule
-        )
+    def _saved(self, records: Ints, old: Ints, new: Ints) -> float:
+        return saving(records, old, new, self.costs, self.group, self.rule, quantile=self.quantile)
 
     def _look_back(self) -> None:
         """Tell of every change what it saved while it held."""
@@ -247,10 +256,8 @@ class _Layer:
         for i, (change, end) in enumerate(zip(self.changes, [*starts[1:], len(self.records)], strict=False)):
             held = range(change.record, min(end, change.record + max(1, int(self.horizon / self.steps))))
             old, new = self.table_at(change.record - 1), self.tables[change.record]
-            saved = np.mean([self._saved(old, new, self.records[r]) for r in held])
-            self.changes[i] = Change(
-                change.record, self.layer, change.price_s, change.expected_s, float(saved), len(held)
-            )
+            saved_s = self._saved(self.records[held.start : held.stop], old, new)
+            self.changes[i] = replace(change, saved_s=saved_s, records=len(held))
 
 
 def step_seconds(batches: Ints, table: Ints, costs: Costs, group: int, rule: int = 0) -> float:
@@ -260,6 +267,18 @@ def step_seconds(batches: Ints, table: Ints, costs: Costs, group: int, rule: int
 
     _, seconds = judged(batches, holders_in(table, batches.shape[1], group), costs, rule)
     return float(seconds.sum())
+
+
+def saving(
+    records: Ints, old: Ints, new: Ints, costs: Costs, group: int, rule: int = 0, *, quantile: float = 0.0
+) -> float:
+    """Seconds per step that records `[W, M, E, D]` take less under a new table: of their quantile, 0: of their mean."""
+    from .seconds import over_steps
+
+    before, after = (
+        np.array([step_seconds(batches, table, costs, group, rule) for batches in records]) for table in (old, new)
+    )
+    return float(over_steps(before, quantile) - over_steps(after, quantile))
 
 
 def first_homes(table: Ints, num_experts: int) -> Ints:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..arrays import Bools, Ints
-from .follow import Seen, step_seconds
+from .follow import Seen, saving
 from .rivals import eplb_table
 
 BEYOND = 2.0  # times as far from their mean as the records of a window are, loads may drift
@@ -27,6 +27,7 @@ class Policy:
     horizon: float = 100.0  #: Steps over which a move must pay
     window: int = 4  #: Records
     slack: float = 0.002  #: How much more than the mean a device may have before operations are looked for
+    quantile: float = 0.0  #: Of the window's records, which counts; 0: their mean
     kicks: int = 30  #: Of the operations, where the ones that pay do not bring the balance below the trigger
     evaluations: int = 400  #: Of the search by seconds, of one in ten ten times as many; 0: balance alone
 
@@ -36,7 +37,7 @@ class Policy:
         if seen.balance <= self.trigger and not (every and turn % every == 0):
             return None
         table = planned(seen, self, self.evaluations * (LONG if every and turn % (every * LONG) == 0 else 1))
-        return table if pays(table, seen, self.horizon) else None
+        return table if pays(table, seen, self) else None
 
 
 def planned(seen: Seen, policy: Policy, evaluations: int) -> Ints:
@@ -57,16 +58,16 @@ def planned(seen: Seen, policy: Policy, evaluations: int) -> Ints:
     free, homes = np.zeros((len(seen.table), pairs.shape[1]), np.bool_), seen.costs.replicas_free
     owned = free.copy()
     owned[seen.home, np.arange(pairs.shape[1])] = homes
-    few, _ = guided(seen.table, totals, owned, policy.slack, gain_s, cell_s)
+    few, _ = guided(seen.table, totals, owned, policy.slack, gain_s, cell_s, policy.quantile)
     tables = [seen.table, few]
-    if policy.kicks and busiest_ratio(few, totals) > policy.trigger:
+    if policy.kicks and busiest_ratio(few, totals, policy.quantile) > policy.trigger:
         published = eplb_table(seen.window, seen.table.shape[1], "refined", seen.table)
         starts = [(few, free), (published, free), *([(few, owned)] if homes else [])]
         tables += [settled(start, drifted(totals), kept, policy.slack, policy.kicks, seed) for start, kept in starts]
-    table = min(tables, key=lambda one: busiest_ratio(one, totals) * gain_s + price_of(one, seen))
+    table = min(tables, key=lambda one: busiest_ratio(one, totals, policy.quantile) * gain_s + price_of(one, seen))
     if evaluations:
         origin, batches = held_by(seen.table, seen), seen.window.shape[1]
-        task = Search.of(pairs, batches, origin, seen.home, seen.group, seen.costs, policy.horizon)
+        task = Search.of(pairs, batches, origin, seen.home, seen.group, seen.costs, policy.horizon, policy.quantile)
         table, _ = searched(table, task, evaluations, seed)
     return table
 
@@ -80,14 +81,10 @@ def drifted(totals: Ints) -> Ints:
     return np.concatenate([totals, beyond])
 
 
-def pays(table: Ints, seen: Seen, horizon: float) -> bool:
+def pays(table: Ints, seen: Seen, policy: Policy) -> bool:
     """Check whether a table saves more on the window, times the horizon, than its moves cost."""
-    price_s = price_of(table, seen)
-    saved = [
-        step_seconds(batches, seen.table, seen.costs, seen.group) - step_seconds(batches, table, seen.costs, seen.group)
-        for batches in seen.window
-    ]
-    return bool(np.mean(saved) * horizon > price_s)
+    saved_s = saving(seen.window, seen.table, table, seen.costs, seen.group, quantile=policy.quantile)
+    return saved_s * policy.horizon > price_of(table, seen)
 
 
 def price_of(table: Ints, seen: Seen) -> float:

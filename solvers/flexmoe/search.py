@@ -15,7 +15,7 @@ from ..compiled import compiled
 from ..draws import below, unit
 from ..quota import least, nearest
 from .costs import Costs
-from .seconds import busiest, exchange_seconds, link_ratio, served_ports, sums_seconds
+from .seconds import busiest, exchange_seconds, link_ratio, over_steps, served_ports, sums_seconds
 from .state import holders_in, holds, sum_ports
 
 EMPTY = -1
@@ -37,16 +37,27 @@ class Search(NamedTuple):
     group: int
     costs: Costs
     horizon: float  #: Steps over which a move is paid
+    quantile: float  #: Of the vectors' seconds, which counts; 0: their mean
     #: own, near: the vectors' pairs of every device, and of every node times what crossing costs beyond; by expert
     own: Ints
     near: Ints
 
     @classmethod
-    def of(cls, pairs: Ints, batches: int, origin: Bools, home: Ints, group: int, costs: Costs, horizon: float) -> Self:
+    def of(
+        cls,
+        pairs: Ints,
+        batches: int,
+        origin: Bools,
+        home: Ints,
+        group: int,
+        costs: Costs,
+        horizon: float,
+        quantile: float = 0.0,
+    ) -> Self:
         """The task of finding a placement for these vectors; parameters as the fields."""
         own = pairs.sum(axis=0).T.copy()
         near = own.reshape(-1, group, own.shape[1]).sum(axis=1) * (link_ratio(costs) - 1)
-        return cls(pairs, pairs.sum(axis=2), batches, origin, home, group, costs, horizon, own, near)
+        return cls(pairs, pairs.sum(axis=2), batches, origin, home, group, costs, horizon, quantile, own, near)
 
 
 @compiled
@@ -93,7 +104,7 @@ def searched(table: Ints, task: Search, evaluations: int, seed: NDArray[np.uint6
 
 @compiled
 def seconds_of(table: Ints, held: Bools, task: Search, limit: float, aims: Ints, known: Floats) -> float:
-    """Mean predicted seconds of the vectors with the price of what moves; infinite where they are likely over `limit`.
+    """Predicted seconds of the vectors with the price of what moves; infinite where they are likely over `limit`.
 
     Ports count as `seconds.busiest` has it in a search. `aims` are set to the devices that moves should aim at. `known`
     are the seconds of the vectors' exchanges before the move, `[B]` (zero: not known), and after it: it is given up
@@ -104,10 +115,11 @@ def seconds_of(table: Ints, held: Bools, task: Search, limit: float, aims: Ints,
     holders = holders_in(table, task.totals.shape[1], task.group)
     rows = sum_ports(holders)
     value += sums_seconds(rows, costs, True)
-    value += costs.pair_s * task.totals.sum() / num_devices / num_vectors
-    if value + HOPED * known.mean() > limit:
+    even, before = costs.pair_s * task.totals.sum(axis=1) / num_devices, known.copy()
+    likely = even + HOPED * before
+    if value + over_steps(likely, task.quantile) > limit:
         return np.inf
-    ratio, worst, slowest, before = link_ratio(costs), 0, 0.0, known.copy()
+    ratio, worst, slowest = link_ratio(costs), 0, 0.0
     for b in range(num_vectors - 1, -1, -1):  # the latest first
         most, _, load = least(task.totals[b], holders)
         if most > worst:
@@ -115,15 +127,15 @@ def seconds_of(table: Ints, held: Bools, task: Search, limit: float, aims: Ints,
         served = nearest(task.pairs[b], task.totals[b], holders, most, ratio)
         ports = served_ports(task.pairs[b], served, holders)
         known[b] = exchange_seconds(ports, costs, task.batches, True)
-        value += (costs.pair_s * (most - task.totals[b].sum() / num_devices) + known[b]) / num_vectors
-        likely = before[:b].sum() + b * min(0.0, known[b] - before[b]) * MORE
-        if value + likely / num_vectors > limit:
+        likely[b] = costs.pair_s * most + known[b]
+        likely[:b] = even[:b] + before[:b] + min(0.0, known[b] - before[b]) * MORE
+        if value + over_steps(likely, task.quantile) > limit:
             return np.inf
         if known[b] > slowest:
             slowest = known[b]
             aims[1] = _busiest_port(ports[0] * costs.intra_s_per_byte, ports[1] * costs.inter_s_per_byte)
     aims[2] = (rows[0] * costs.intra_sum_s_per_byte + rows[1] * costs.inter_sum_s_per_byte).argmax()
-    return float(value)
+    return float(value + over_steps(likely, task.quantile))
 
 
 @compiled

@@ -65,7 +65,7 @@ SOLVES: dict[str, dict[str, Any]] = {
     "luffy-paper": _solve("luffy", "small", profile=True, method="paper", samples_per_step=8),
     "netmoe-piped": _solve("netmoe", "chat", on="pipemoe-robust", profile=True),
     "flexmoe": _solve("flexmoe", "run", slots=3, purpose="training", profile=True),
-    "flexmoe-balance": _solve("flexmoe", "run", slots=3, purpose="training", horizon=30.0),
+    "flexmoe-balance": _solve("flexmoe", "run", slots=3, purpose="training", horizon=30.0, quantile=0.75),
     "eplb-refined": _solve("eplb", "chat", redundant=4),
     "eplb-auto": _solve("eplb", "steps", redundant="auto", quantile=0.9, profile=True),
     "eplb-dead": _solve("eplb", "ranked", dead=(3,), pins=((0, 1), (5, 2)), redundant=2, profile=True),

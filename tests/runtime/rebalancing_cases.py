@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 import numpy as np
@@ -31,6 +31,7 @@ from moeplan.runtime.decisions import PipelineDecision, PlacementDecision, Sidec
 from moeplan.runtime.engine import rebinding
 from moeplan.runtime.expert_parallel import ExpertParallelModel
 from moeplan.runtime.gradients import expert_parameters
+from moeplan.runtime.parallel import ReplicaMemory
 from moeplan.runtime.plan import Plan, save
 from moeplan.runtime.rebalancer import Rebalancer
 from moeplan.runtime.rebalancing import tables_of
@@ -104,6 +105,7 @@ class Run:
     #: "fsdp", "fsdp by layer", "rounds"
     beside: str = ""
     moves_per_step: int | None = None
+    memory: ReplicaMemory = "resident"
 
     def case(self, num_ranks: int) -> Case:
         """The model; its first placement is of two slots a device more than experts need."""
@@ -178,7 +180,13 @@ def trained(world: World, runs: list[Run]) -> list[Trained]:
 def _made(world: World, run: Run, **options: Any) -> ExpertParallelModel:
     case = run.case(world.size)
     with mock.patch(RULE, return_value=(run.rule, COSTS)) if run.rule else mock.MagicMock():
-        spread = parallelize(case.model(), run.plan(world.size), moves_per_step=run.moves_per_step, **options)
+        spread = parallelize(
+            case.model(),
+            run.plan(world.size),
+            moves_per_step=run.moves_per_step,
+            replica_memory=run.memory,
+            **options,
+        )
     if "reentrant" in run.beside:
         for layer in spread.model.layers:  # type: ignore[union-attr]
             block, forward = layer.moe, layer.moe.forward
@@ -481,6 +489,8 @@ def _refused(world: World) -> dict[str, str]:
         "other": scheduled({1: other}),
         "no rebalancing": scheduled({0: table}, plain),
         "paper": scheduled(None, by_paper(one.plan(world.size))),
+        "no memory": refusal_of(partial(_made, world, replace(one, memory="swapped"))),  # type: ignore[arg-type]
+        "other memory": refusal_of(partial(_made, world, replace(one, memory=get_args(ReplicaMemory)[world.rank]))),
         "no moves": refusal_of(partial(_made, world, replace(one, moves_per_step=0))),
         "other sizes": loaded(lambda state: state | {"tables": state["tables"][:, :, :-1]}),
         "other state": loaded(lambda state: state | {"step": world.rank}),

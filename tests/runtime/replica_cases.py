@@ -8,7 +8,7 @@ import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 import numpy as np
@@ -24,6 +24,7 @@ from moeplan.runtime.engine.replica_rows import Outgoing, ReplicaRows
 from moeplan.runtime.engine.weights import Weights
 from moeplan.runtime.expert_parallel import ExpertParallelModel
 from moeplan.runtime.gradients import clip_grad_norm_
+from moeplan.runtime.parallel import ReplicaMemory
 from moeplan.runtime.whole import full_optimizer_state, full_state_dict
 from moeplan.solvers.placement import Placement, ReplicaRule
 from tests.runtime.rank_cases import Case
@@ -189,29 +190,30 @@ class Ways:
     """What one step leaves on this rank: gradients by the way of accumulating, and facts by name."""
 
     gradients: dict[str, list[Tensor]]
+    shared: dict[str, list[Tensor]]  #: The same where layers share the memory of replicas
     sums: dict[str, int]  #: Times that gradients of replicas were summed
     facts: dict[str, Any]
 
 
 def ways(world: World, _payload: None) -> Ways:
     """Micro-batches in several ways; the same gradients each."""
-    answer = Ways({}, {}, {})
-    for name, way in {
-        "summed every time": _plain,
-        "no_sync": _no_sync,
-        "no_sync of DDP": _no_sync_of_ddp,
-        "all put off": _all_put_off,
-        "one forward, one backward": _interleaved,
-    }.items():
+    answer = Ways({}, {}, {}, {})
+    for name, way in WAYS.items():
         with mock.patch.object(ReplicaRows, "summed", autospec=True, side_effect=_summed) as spy:
-            model = parallelize(REPLICAS.model(), REPLICAS.plan())
-            way(model, world)
-            answer.gradients[name] = [
-                known.grad.clone() for block in model.blocks for known in block.parameters() if known.grad is not None
-            ]
+            answer.gradients[name] = _gradients(world, way, "resident")
         answer.sums[name] = spy.call_count
+        answer.shared[name] = _gradients(world, way, "shared")
+    with mock.patch.object(Weights, "restore"):
+        answer.shared["not brought back"] = _gradients(world, _plain, "shared")
     answer.facts = {name: fact(world) for name, fact in FACTS.items()}
     return answer
+
+
+def _gradients(world: World, way: Callable[[Any, World], None], memory: ReplicaMemory) -> list[Tensor]:
+    """Gradients of the experts here."""
+    model = parallelize(REPLICAS.model(), REPLICAS.plan(), replica_memory=memory)
+    way(model, world)
+    return [known.grad.clone() for block in model.blocks for known in block.parameters() if known.grad is not None]
 
 
 def _micro(model: nn.Module, world: World, part: int) -> Tensor:
@@ -255,6 +257,25 @@ def _interleaved(model: ExpertParallelModel, world: World) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
 
 
+def _evaluated_between(model: ExpertParallelModel, world: World) -> None:
+    """With forwards of other tokens between a forward and its backward pass."""
+    for part in range(MICRO):
+        loss = _micro(model, world, part)
+        with torch.no_grad():
+            _micro(model, world, MICRO - 1 - part)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+
+WAYS: dict[str, Callable[[Any, World], None]] = {
+    "summed every time": _plain,
+    "no_sync": _no_sync,
+    "no_sync of DDP": _no_sync_of_ddp,
+    "all put off": _all_put_off,
+    "one forward, one backward": _interleaved,
+    "evaluated between": _evaluated_between,
+}
+
+
 def _dropped(world: World) -> bool:
     """Whether gradients that were put off and then zeroed are in no later sum."""
     grads = []
@@ -269,9 +290,10 @@ def _dropped(world: World) -> bool:
     return all(torch.equal(one, other) for one, other in zip(*grads, strict=True) if one is not None)
 
 
-def _by_hand(world: World) -> list[bool]:
+def _by_hand(world: World, memory: ReplicaMemory = "resident") -> list[bool]:
     """Whether forwards follow weights that are changed by hand, as an average of weights is; a copy is its own."""
-    model, tokens = parallelize(REPLICAS.model(), REPLICAS.plan()), REPLICAS.tokens()[own(REPLICAS.batches, world.rank)]
+    model = parallelize(REPLICAS.model(), REPLICAS.plan(), replica_memory=memory)
+    tokens = REPLICAS.tokens()[own(REPLICAS.batches, world.rank)]
     whole = REPLICAS.model()
     followed = []
     other = copy.deepcopy(model)
@@ -322,9 +344,9 @@ def _frozen(world: World) -> int:
     return send.call_count
 
 
-def _ahead(world: World) -> list[str]:
-    """Events of a forward after a step: which layer's weights leave, and which computes."""
-    model, events = parallelize(REPLICAS.model(), REPLICAS.plan()), list[str]()
+def _ahead(world: World, memory: ReplicaMemory = "resident") -> list[str]:
+    """Events of two forwards after a step, and of a backward pass: whose weights leave, and which layer computes."""
+    model, events = parallelize(REPLICAS.model(), REPLICAS.plan(), replica_memory=memory), list[str]()
     numbers = {id(block.weights): layer for layer, block in enumerate(model.blocks)}
     _micro(model, world, 0).backward()  # type: ignore[no-untyped-call]
     send, lent = Weights.send, Weights.lent
@@ -338,9 +360,33 @@ def _ahead(world: World) -> list[str]:
         return lent(weights)
 
     with mock.patch.object(Weights, "send", sending), mock.patch.object(Weights, "lent", lending):
-        for _ in range(2):
-            _micro(model, world, 1)
+        _micro(model, world, 1)
+        _micro(model, world, 1).backward()  # type: ignore[no-untyped-call]
     return events
+
+
+def _memories(world: World) -> tuple[int, int, int, int]:
+    """Bytes of replicas, of the model, of layers apart; those where layers share them, and those of what is owned."""
+    resident, shared = (
+        parallelize(REPLICAS.model(), REPLICAS.plan(), replica_memory=memory) for memory in get_args(ReplicaMemory)
+    )
+    apart = sum(block.weights.replica_bytes for block in shared.blocks)
+    owned = sum(one.nbytes for one in shared.blocks[0].parameters())
+    return resident.replica_bytes, apart, shared.replica_bytes, owned
+
+
+def _changed_between(world: World) -> list[str]:
+    """What is said of backward passes after weights changed that their forwards had, by the memory of replicas."""
+    said = []
+    for memory in get_args(ReplicaMemory):
+        model = parallelize(REPLICAS.model(), REPLICAS.plan(), replica_memory=memory)
+        early = _micro(model, world, 0)
+        with torch.no_grad():
+            for parameter in model.blocks[0].parameters():
+                parameter.mul_(0.5)
+        _micro(model, world, 1).backward()  # type: ignore[no-untyped-call]
+        said.append(refusal_of(early.backward))
+    return said
 
 
 class Lamb(torch.optim.Optimizer):
@@ -393,6 +439,10 @@ FACTS: dict[str, Callable[[World], Any]] = {
     "saved": _saved_rows,
     "norms": _norms,
     "ahead": _ahead,
+    "ahead where memory is shared": partial(_ahead, memory="shared"),
+    "by hand where memory is shared": partial(_by_hand, memory="shared"),
+    "memories": _memories,
+    "changed between": _changed_between,
     "frozen": _frozen,
     "refused": _refused,
 }

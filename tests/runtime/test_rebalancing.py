@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,9 +49,14 @@ STACKED = [replace(DRAWN["adamw"], steps=8, beside=what) for what in BESIDE_MOVE
 AUTOCAST = replace(DRAWN["sgd"], steps=8, beside="autocast")
 BY_RANK = Run("sgd", ByRank(), steps=8)
 FEW = replace(DRAWN["adamw"], steps=20, moves_per_step=3)
+RESIDENT = {
+    2: [DRAWN["adamw"], MICRO, *BESIDE.values(), *STACKED, AUTOCAST],
+    4: [DRAWN["adamw"], MICRO, BESIDE["reentrant"], BESIDE["not reentrant"]],
+}
+SHARED = {ranks: {run: replace(run, memory="shared") for run in runs} for ranks, runs in RESIDENT.items()}
 RUNS = {
     2: [SGD, ADAMW, *DRAWN.values(), MICRO, NEVER, RARELY, *BESIDE.values(), *STACKED, AUTOCAST, BY_RANK, FEW],
-    4: [SGD, ADAMW, *DRAWN.values(), MICRO, BY_RANK],
+    4: [SGD, ADAMW, *DRAWN.values(), MICRO, BY_RANK, BESIDE["reentrant"], BESIDE["not reentrant"]],
     8: [replace(DRAWN["adamw"], steps=12)],
 }
 POLICIES = [(ranks, run) for ranks, runs in RUNS.items() for run in runs if run.rule is None and run is not NEVER]
@@ -59,8 +65,9 @@ POLICIES = [(ranks, run) for ranks, runs in RUNS.items() for run in runs if run.
 @functools.cache
 def answers(num_ranks: int) -> dict[Run, list[Trained]]:
     """By run, then rank."""
-    by_run = zip(*by_rank(num_ranks, trained, RUNS[num_ranks], timeout_s=400), strict=True)
-    return dict(zip(RUNS[num_ranks], map(list, by_run), strict=True))
+    runs = [*RUNS[num_ranks], *SHARED.get(num_ranks, {}).values()]
+    by_run = zip(*by_rank(num_ranks, trained, runs, timeout_s=400), strict=True)
+    return dict(zip(runs, map(list, by_run), strict=True))
 
 
 @functools.cache
@@ -127,6 +134,17 @@ def test_the_balance_told_is_that_of_the_tables_before(num_ranks: int, run: Run)
         least, _, _ = quota.least(counts[step, layer].sum(axis=1), holders)
         assert computed[:, step, layer].sum() == counts[step, layer].sum()  # every pair is computed once
         assert computed[:, step, layer].max() == least
+
+
+@pytest.mark.parametrize(("num_ranks", "run"), [(n, run) for n in SHARED for run in SHARED[n]], ids=str)
+def test_layers_that_share_the_memory_of_replicas_train_to_the_bit_as_those_that_do_not(
+    num_ranks: int, run: Run
+) -> None:
+    for one, other in zip(*(answers(num_ranks)[which] for which in (run, SHARED[num_ranks][run])), strict=True):
+        assert one.losses == other.losses
+        assert np.array_equal(one.tables, other.tables)
+        assert list(one.state) == list(other.state)
+        assert all(torch.equal(value, other.state[name]) for name, value in one.state.items())
 
 
 @pytest.mark.parametrize(("num_ranks", "run"), POLICIES, ids=str)
@@ -286,6 +304,8 @@ def test_what_cannot_be_done_is_refused_in_a_line(two: list[dict[str, Any]]) -> 
         "absent": "InputError: rank 0: schedule, step 4, layer 1: placement of layer 0 leaves out expert 3",
         "other": "MismatchError: rank 1 holds another schedule or number of moves of rebalancing than rank 0",
         "no rebalancing": "UsageError: rank 0: a schedule for a plan that decides no rebalancing",
+        "no memory": "UsageError: rank 0: replica_memory='swapped'; expected one of ('resident', 'shared')",
+        "other memory": "MismatchError: rank 1 holds plan ",
         "no moves": "UsageError: rank 0: moves_per_step=0; expected 1 or more",
         "other sizes": "MismatchError: a state of tables [3, 2, 5] and owners [3, 8]; expected [3, 2, 6]",
         "other state": "MismatchError: rank 1 holds another state of rebalancing than rank 0",

@@ -96,7 +96,16 @@ def test_sums_of_replicas_run_once_a_step_where_micro_batches_say_so(two: list[W
             "no_sync of DDP": layers,
             "all put off": layers,
             "one forward, one backward": MICRO * layers,
+            "evaluated between": MICRO * layers,
         }
+
+
+def test_gradients_are_the_same_to_the_bit_where_layers_share_the_memory_of_replicas(two: list[Ways]) -> None:
+    for rank in two:
+        for way, gradients in rank.gradients.items():
+            assert all(map(torch.equal, gradients, rank.shared[way])), way
+        plain, broken = rank.gradients["summed every time"], rank.shared["not brought back"]
+        assert not all(map(torch.equal, plain, broken))
 
 
 def test_what_was_put_off_is_dropped_with_the_gradients_it_belongs_to(two: list[Ways]) -> None:
@@ -106,6 +115,7 @@ def test_what_was_put_off_is_dropped_with_the_gradients_it_belongs_to(two: list[
 def test_replicas_follow_weights_that_are_changed_by_hand_and_copies_of_models_are_their_own(two: list[Ways]) -> None:
     for rank in two:
         assert rank.facts["by hand"] == [True] * 4
+        assert rank.facts["by hand where memory is shared"] == [True] * 4
 
 
 def test_states_and_saved_files_hold_owned_experts_only(two: list[Ways]) -> None:
@@ -127,6 +137,20 @@ def test_weights_of_a_layer_leave_before_the_layer_before_it_computes_and_once_a
     for rank in two:
         first = ["send 0", "send 1", "compute 0", "send 2", "compute 1", "compute 2"]
         assert rank.facts["ahead"] == [*first, "compute 0", "compute 1", "compute 2"]
+        assert rank.facts["ahead where memory is shared"] == [*first, *first, "send 1", "send 0"]
+
+
+def test_layers_that_share_memory_take_that_of_one(two: list[Ways]) -> None:
+    for rank in two:
+        resident, apart, shared, owned = rank.facts["memories"]
+        assert apart == resident
+        assert shared == resident / REPLICAS.num_layers + owned
+
+
+def test_a_backward_pass_is_refused_where_weights_changed_after_its_forward(two: list[Ways]) -> None:
+    for rank in two:
+        for said in rank.facts["changed between"]:
+            assert said.startswith("UsageError: experts' weights changed between a forward and its backward pass;")
 
 
 def test_weights_that_nobody_trains_are_sent_once(two: list[Ways]) -> None:

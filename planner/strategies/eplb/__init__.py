@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from ....errors import UsageError
 from ....profilers.cluster import Cluster
-from ...params import HOW, WHOLE, PlacementParams, flag, short_number
+from ...params import HOW, QUANTILE, WHOLE, PlacementParams, flag, short_number
 
 DEAD = "A rank without experts; may repeat."
 PIN = "Keep an expert on a device in all layers; may repeat."
@@ -48,13 +48,7 @@ class EplbParams(PlacementParams):
         "How tokens choose replicas; nearest: on their node, which then holds all experts; lp (SGLang), quota: split"
         " exactly.",
     )
-    quantile: float | None = flag(
-        None,
-        "Minimise this quantile of the steps' balance instead of its mean.",
-        above=0,
-        at_most=1,
-        expected="above 0 and at most 1 (the worst step)",
-    )
+    quantile: float | None = flag(None, **QUANTILE)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ...params import HORIZON, HOW, SLOTS, Params, flag
+from ....errors import UsageError
+from ...params import HORIZON, HOW, QUANTILE, SLOTS, Params, flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,4 +19,10 @@ class FlexmoeParams(Params):
 
     slots: int | None = flag(None, SLOTS)
     method: Literal["search", "paper"] = flag("search", HOW)
+    quantile: float | None = flag(None, **QUANTILE)
     horizon: float | None = flag(None, HORIZON, at_least=1, at_most=1e9, expected="1 step or more, at most 1e9")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.quantile is not None and self.method == "paper":
+            raise UsageError("--quantile with --method paper, which goes by the last step alone; leave one out")

@@ -13,6 +13,7 @@ class RuleRecord(Record):
 
     changes: int = Field(ge=0)  #: Of a layer's placement
     violations: int = Field(ge=0)  #: Changes that cost more than they save within the horizon on what was seen
+    figure: float = Field(ge=0)  #: What decides: seconds of a layer that placements change, or max/mean load
     unpaid: int = Field(ge=0)  #: Changes that cost more than they saved while they held, within the horizon
     experts_moved: int = Field(ge=0)
     planning_s: Seconds  #: CPU seconds of all decisions
@@ -26,6 +27,6 @@ class RebalancingOptions(Options):
     slots: int = Field(ge=1)  #: Of each device
     horizon: float | None = Field(gt=0)  #: As asked for; None: the best of those tried
     timed: bool  #: Whether it decides by seconds; else by balance alone
-    #: Mean of what decides, seconds of a layer or max/mean load, on the fitted steps, by what was tried
+    #: What decides, seconds of a layer or max/mean load, on the fitted steps, by what was tried
     tried: Mapping[str, float] = {}
     followed: Mapping[str, RuleRecord] = {}  #: By contender

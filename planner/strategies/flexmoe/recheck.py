@@ -44,7 +44,7 @@ def recheck(plan: Plan, again: Recheck | None, certificate: Certificate) -> None
         raise CertificationError(f"records of {', '.join(options.followed)}; expected {', '.join(runs)}")
     for name, run in runs.items():
         told = options.followed[name].model_dump(exclude={"planning_s"})
-        for what, value in record_of(run, decision).model_dump(exclude={"planning_s"}).items():
+        for what, value in record_of(run, decision, timed=options.timed).model_dump(exclude={"planning_s"}).items():
             certificate.agree(f"{name}: {what}", told[what], value)
     timed = rates(task.scene, pairs[0], options.slots, task.wire)
     if options.timed and timed is None:

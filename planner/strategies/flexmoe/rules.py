@@ -4,6 +4,7 @@ Legend: B steps; L MoE layers; E experts; D devices.
 """
 
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,23 +42,22 @@ def rules_of(task: Task, decision: RebalancingDecision) -> dict[str, Following]:
         if decision.method == "paper":
             del rules["paper"]
         _, costs = policy_of(decision)
+        settings = decision.record_steps, decision.horizon_steps, decision.quantile or 0.0
         task.shared[key] = {
             PLAN: Following.of(decision),
-            **{
-                name: Following(rule, costs, split, decision.record_steps, decision.horizon_steps)
-                for name, (rule, split) in rules.items()
-            },
+            **{name: Following(rule, costs, split, *settings) for name, (rule, split) in rules.items()},
         }
     known: dict[str, Following] = task.shared[key]
     return known
 
 
-def record_of(run: Run, decision: RebalancingDecision) -> RuleRecord:
+def record_of(run: Run, decision: RebalancingDecision, *, timed: bool) -> RuleRecord:
     """Record of what a rule did."""
     unpaid = sum(change.saved_s * change.records * decision.record_steps < change.price_s for change in run.changes)
     return RuleRecord(
         changes=len(run.changes),
         violations=run.violations(decision.horizon_steps),
+        figure=run.over_steps(decides(timed=timed), decision.quantile or 0.0),
         unpaid=unpaid,
         experts_moved=run.moved,
         planning_s=run.planning_s,
@@ -76,6 +76,11 @@ def scheduled(scene: Scene, runs: Mapping[str, Run]) -> Schedule:
     return Schedule(
         steps.astype(np.int64), operations, {name: np.maximum(run.balance, 1) for name, run in runs.items()}
     )
+
+
+def decides(*, timed: bool) -> Literal["seconds", "balance"]:
+    """What of a run decides between policies."""
+    return "seconds" if timed else "balance"
 
 
 def window_balance(pairs: NDArray[np.integer], placement: Placement) -> float:

@@ -19,7 +19,9 @@ RUNTIME = {
 
 def table(plan: Plan, part: Part) -> Table:
     """Every rule beside today: seconds, balance, what moves, how often placements change, and time to decide."""
-    followed, rows = RebalancingOptions.of(plan).followed, part.contenders
+    options, rows, decision = RebalancingOptions.of(plan), part.contenders, plan.decisions.rebalancing
+    assert decision is not None
+    followed = options.followed
     today = contender_of(part, plan.verdict.against) if plan.verdict is not None else rows[1]
     columns = [Column("", ["today" if row is today else row.name for row in rows])]
     timed = all(STEP in row.metrics for row in rows)
@@ -35,6 +37,10 @@ def table(plan: Plan, part: Part) -> Table:
         moved = [row.metrics.get(MIGRATED) for row in rows]
         columns.append(Column("MB moved/step", ["-" if sent is None else megabytes(sent.value) for sent in moved]))
     known = [followed.get(row.name) for row in rows]
+    if decision.quantile is not None:
+        metric, what = (STEP, "layer") if options.timed else (BALANCE, "balance")
+        listed = ["-" if record is None else _figure(record.figure, metric) for record in known]
+        columns.append(Column(f"{what}, p{100 * decision.quantile:g}", listed))
     columns += [
         Column("changes", ["-" if record is None else f"{record.changes:,}" for record in known]),
         Column(
@@ -78,11 +84,12 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
     decision, options = plan.decisions.rebalancing, RebalancingOptions.of(plan)
     assert decision is not None
     stands = "" if decision.record_steps == 1 else f"; a recorded step stands for {decision.record_steps}"
+    share = "" if decision.quantile is None else f", by their {decision.quantile:g} quantile"
     searches = decision.method == "search"
     pays = f"; a move must pay within {decision.horizon_steps:g} steps" if searches else ""
     empty = ", which later steps may leave empty" if searches else ""
     lines = [
-        f"policy    by the last {decision.window} recorded steps together{pays}{stands}",
+        f"policy    by the last {decision.window} recorded steps together{share}{pays}{stands}",
         f"slots     {options.slots} per device{empty}",
     ]
     if options.tried:

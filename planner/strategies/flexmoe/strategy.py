@@ -32,7 +32,7 @@ from . import FlexmoeParams, timeline
 from .options import RebalancingOptions
 from .rates import UNTIMED, rates
 from .recheck import recheck
-from .rules import START, record_of, rules_of, scheduled, window_balance
+from .rules import START, decides, record_of, rules_of, scheduled, window_balance
 from .sections import remarks, sections, table
 
 EXTRA = 2  # slots per device beyond one an expert that are tried where none are asked for
@@ -110,7 +110,7 @@ class Flexmoe(Strategy):
             horizon=params.horizon,
             timed=chosen.timed,
             tried=tried,
-            followed={name: record_of(run, decision) for name, run in runs.items()},
+            followed={name: record_of(run, decision, timed=chosen.timed) for name, run in runs.items()},
         )
         balance = window_balance(window, placement)
         outcome = Outcome.of(
@@ -159,6 +159,7 @@ class _Candidate:
 
     slots: int
     horizon: float
+    quantile: float  #: 0: the mean
     method: Literal["search", "paper"]
     costs: Costs
     fixed_s: float | None  #: Seconds of a layer beside what the costs tell; None: nothing is timed, balance decides
@@ -176,7 +177,8 @@ class _Candidate:
     @property
     def policy(self) -> Policy:
         """The policy; without seconds it decides where the load is out of balance, and by that."""
-        return Policy(horizon=self.horizon) if self.timed else Policy(horizon=self.horizon, every=0, evaluations=0)
+        policy = Policy(horizon=self.horizon, quantile=self.quantile)
+        return policy if self.timed else replace(policy, every=0, evaluations=0)
 
     def decision(self, placement: Placement, record_steps: int) -> RebalancingDecision:
         """The decision that starts at a placement."""
@@ -186,6 +188,7 @@ class _Candidate:
             start=PlacementDecision.of(placement),
             trigger=policy.trigger if searches else Paper().threshold,
             horizon_steps=self.horizon,
+            quantile=self.quantile or None,
             record_steps=record_steps,
             window=policy.window if searches else Paper().window,
             every=policy.every if searches else 0,
@@ -196,18 +199,17 @@ class _Candidate:
     def placement(self, window: Pairs, group: int) -> Placement:
         """The placement of few seconds, or of the best balance, for the steps of a window together."""
         records = np.ascontiguousarray(window[:, :, None], np.int64)
-        policy = DEEP if self.timed else BALANCE_ALONE
+        policy = replace(DEEP if self.timed else BALANCE_ALONE, quantile=self.quantile)
         tables = initial(records, self.slots, self.costs, group=group, policy=policy)
         tables = filled(tables, window.sum(axis=(0, 3)), group)
         return Placement.from_sets(tables.tolist(), window.shape[2], ReplicaRule.QUOTA)
 
     def figure(self, pairs: Pairs, group: int, record_steps: int) -> float:
-        """Mean seconds of a layer, or max/mean load, on steps after the first few, for which it places."""
+        """Seconds of a layer, or max/mean load, on steps after the first few, for which it places."""
         placement = self.placement(pairs[:START], group)
-        run = Following.of(self.decision(placement, record_steps)).run(
-            pairs[START:] if len(pairs) > START else pairs, placement, group
-        )
-        return run.step_s + self.fixed_s if self.fixed_s is not None else float(run.balance.mean())
+        later = pairs[START:] if len(pairs) > START else pairs
+        run = Following.of(self.decision(placement, record_steps)).run(later, placement, group)
+        return run.over_steps(decides(timed=self.timed), self.quantile) + (self.fixed_s or 0.0)
 
 
 def _chosen(task: Task, params: FlexmoeParams, pairs: Pairs) -> tuple[_Candidate, dict[str, float]]:
@@ -236,7 +238,7 @@ def _chosen(task: Task, params: FlexmoeParams, pairs: Pairs) -> tuple[_Candidate
     at_width = []
     for width in widths:
         costs, fixed_s = rates(scene, pairs, width, task.wire) or (UNTIMED, None)
-        at_width.append(_Candidate(width, usual, params.method, costs, fixed_s))
+        at_width.append(_Candidate(width, usual, params.quantile or 0.0, params.method, costs, fixed_s))
     room = best(at_width)
     return best([replace(room, horizon=horizon) for horizon in horizons]), tried
 

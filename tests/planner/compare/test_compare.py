@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -105,6 +106,13 @@ def test_on_its_own_trace_a_plan_has_the_figures_of_solve(trace: Any, profile: A
         assert compared[label].keys() == solved[label].keys()
         assert all(close(metric, solved[label][key]) for key, metric in compared[label].items())
     assert (comparison.num_fitted, comparison.seen) == (evaluation.fit.num_samples, False)
+
+
+def test_a_profile_is_read_once(trace: Any, make_profile: Any, shelf: Shelf) -> None:
+    other = make_profile("2x4")  # whose cluster is asked for, too
+    with mock.patch("moeplan.planner.compare.load_profile", side_effect=load_profile) as read:
+        assert compare([shelf("coherent")], trace.path, profile=other).profiled is not None
+    assert read.call_count == 1
 
 
 def test_any_mix_of_plans_has_the_figures_that_each_has_alone(new: Any, profile: Path, shelf: Shelf) -> None:

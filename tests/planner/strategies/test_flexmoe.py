@@ -29,7 +29,7 @@ from moeplan.runtime.plan import load
 from moeplan.runtime.rebalancing import policy_of, tables_of
 from moeplan.runtime.schedule import KINDS, Schedule
 from moeplan.runtime.schedule import schedule_of as tables_by_step
-from moeplan.solvers.flexmoe import follow
+from moeplan.solvers.flexmoe import Stay, follow
 from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.traces.count_form import CountTable, CountTrace, read_counts, write_counts
 from moeplan.traces.reader import Trace
@@ -250,6 +250,25 @@ def test_without_seconds_balance_alone_decides(tmp_path: Path) -> None:
     assert "decided by balance alone" in said(plan)
 
 
+@pytest.mark.parametrize("timed", [True, False])
+def test_a_plan_for_a_quantile_of_steps_is_judged_by_it_and_certified(
+    tmp_path: Path, run: CountTrace, profile: Path, timed: bool
+) -> None:
+    measured = profile if timed else None
+    plan: Any = made(run, "flexmoe", "2x2", profile=measured, slots=3, quantile=0.75, to=tmp_path / "plan.json").plan
+    assert plan.decisions.rebalancing.quantile == 0.75
+    assert policy_of(plan.decisions.rebalancing)[0].quantile == 0.75  # type: ignore[attr-defined]
+    options = plan.options["rebalancing"]
+    assert options["followed"]["plan"]["violations"] == 0
+    start, records = tables_of(plan.placement), drifting()[STEPS // 2 :, :, None]
+    static = follow(records, start, Stay(), policy_of(plan.decisions.rebalancing)[1], group=2, steps=10)
+    figures = static.seconds.sum(axis=2) if timed else static.balance
+    expected = np.quantile(figures.mean(axis=1), 0.75, method="higher")
+    assert options["followed"]["static"]["figure"] == pytest.approx(expected)
+    assert f"{'layer' if timed else 'balance'}, p75" in said(plan)
+    assert certify(plan, run.path, measured, folder=tmp_path).replayed
+
+
 def test_another_run_is_compared_by_the_policy_and_not_by_the_schedule(
     tmp_path: Path, solved: Path, profile: Path, run: CountTrace
 ) -> None:
@@ -442,6 +461,8 @@ def test_empty_slots_are_filled_with_replicas_of_the_highest_loads() -> None:
         ({}, {"slots": 1}, UsageError, "expected at least 2 a device"),
         ({}, {"slots": 9}, UsageError, "a device holds"),
         ({}, {"horizon": 0.5}, UsageError, "1 step or more"),
+        ({}, {"quantile": 1.5}, UsageError, "expected above 0 and at most 1"),
+        ({}, {"quantile": 0.9, "method": "paper"}, UsageError, "which goes by the last step"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(
@@ -464,6 +485,8 @@ def test_counts_of_samples_without_steps_are_refused(tmp_path: Path) -> None:
         ("options/rebalancing/followed/plan/violations", 1, "cost more"),
         ("options/rebalancing/horizon", 7.0, "was asked for"),
         ("options/rebalancing/followed/plan/changes", 99, "changes"),
+        ("options/rebalancing/followed/static/figure", 1e-9, "static: what decides"),
+        ("decisions/rebalancing/quantile", 0.5, None),
         ("outcome/rebalancing/objective/value", 1.5, "gap|objective"),
         ("decisions/rebalancing/trigger", 3.0, None),
     ],

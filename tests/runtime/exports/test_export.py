@@ -13,7 +13,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 
-from moeplan.errors import MismatchError, StorageError, UsageError
+from moeplan.errors import InputError, MismatchError, StorageError, UsageError
 from moeplan.runtime.decisions import SamplePolicyDecision
 from moeplan.runtime.exports import ENGINES, SIDECAR, export, strays, unserved, validate
 from moeplan.runtime.plan import Plan
@@ -305,6 +305,12 @@ def test_an_engine_strays_from_the_rule_by_which_a_plan_was_judged(
     words = {name: strays(engine, plan) for name, engine in ENGINES.items() if "placement" in engine.carries}
     assert {name for name, said in words.items() if said} == {*straying}
     assert all(words[name].startswith(said) for name, said in straying.items())
+
+
+def test_a_plan_judged_by_a_rule_that_is_none_is_refused() -> None:
+    plan = plan_of(slots=3).model_copy(update={"options": {"evaluation": {"engine_rule": "best"}}})
+    with pytest.raises(InputError, match="engine_rule 'best'; expected one of"):
+        strays(ENGINES["sglang"], plan)
 
 
 def test_the_rule_of_every_engine_can_be_replayed() -> None:

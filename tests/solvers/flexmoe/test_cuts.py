@@ -9,7 +9,7 @@ from scipy.optimize import linprog
 from moeplan.solvers import quota
 from moeplan.solvers.flexmoe.cuts import busiest_ratio, caps, guided, operate, settled, unrouted
 from moeplan.solvers.flexmoe.state import holds, slots_in
-from tests.solvers.flexmoe.layers import Array, holders, layers
+from tests.solvers.flexmoe.layers import Array, holders, layers, naive_over_steps
 
 Layer = tuple[Array, Array, int]
 
@@ -51,16 +51,21 @@ def test_an_operation_lowers_the_potential_and_loses_no_expert(layer: Layer, kee
     assert holds(table, totals.shape[1])[kept].all()
 
 
-@given(layers(), st.floats(0, 10))
-def test_operations_are_kept_as_far_as_they_pay(layer: Layer, price: float) -> None:
+@given(layers(vectors=3), st.floats(0, 10), st.sampled_from([0.0, 0.5, 1.0]))
+def test_operations_are_kept_as_far_as_they_pay(layer: Layer, price: float, quantile: float) -> None:
     table, pairs, _ = layer
     totals = pairs.sum(axis=2)
-    found, cells = guided(table, totals, kept_of(table, totals.shape[1], False), 0.0, 1.0, price)
+
+    def ratio(one: Array) -> float:
+        each = [quota.least(total, slots_in(one, len(total)))[0] * len(one) / max(total.sum(), 1) for total in totals]
+        return naive_over_steps(each, quantile)
+
+    found, cells = guided(table, totals, kept_of(table, totals.shape[1], False), 0.0, 1.0, price, quantile)
     is_legal(found, totals.shape[1])
-    worth = busiest_ratio(table, totals) - busiest_ratio(found, totals) - cells * price
-    assert worth >= 0
-    free, _ = guided(table, totals, kept_of(table, totals.shape[1], False), 0.0, 1.0, 0.0)
-    assert busiest_ratio(free, totals) <= busiest_ratio(found, totals) + 1e-12
+    assert busiest_ratio(found, totals, quantile) == pytest.approx(ratio(found))
+    assert ratio(table) - ratio(found) - cells * price >= -1e-12
+    free, _ = guided(table, totals, kept_of(table, totals.shape[1], False), 0.0, 1.0, 0.0, quantile)
+    assert ratio(free) <= ratio(found) + 1e-12
 
 
 @given(layers(), st.integers(1, 2**32), st.booleans())

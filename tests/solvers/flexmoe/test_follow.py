@@ -12,7 +12,7 @@ from moeplan.solvers.flexmoe import EveryEplb, Paper, Policy, Seen, Stay, follow
 from moeplan.solvers.flexmoe.follow import step_seconds
 from moeplan.solvers.flexmoe.initial import BALANCE_ALONE
 from moeplan.solvers.flexmoe.policy import drifted
-from tests.solvers.flexmoe.layers import COSTS, Array
+from tests.solvers.flexmoe.layers import COSTS, Array, naive_over_steps
 from tests.solvers.flexmoe.test_cuts import is_legal
 
 OWNERS = COSTS._replace(replicas_free=True)
@@ -84,6 +84,9 @@ def test_figures_are_those_of_every_record_under_its_tables(seed: int, split: st
         assert run.seconds[r, layer, :3].sum() == pytest.approx(expected)
     assert run.seconds[..., 3].sum() * 10 == pytest.approx(sum(change.price_s for change in run.changes))
     assert run.step_s == pytest.approx(run.seconds.sum() / run.balance.size)
+    worst = max(seconds.sum() / len(seconds) for seconds in run.seconds)
+    assert run.over_steps("seconds", 1.0) == pytest.approx(worst)
+    assert run.over_steps("balance", 0.5) == pytest.approx(naive_over_steps([*run.balance.mean(axis=1)], 0.5))
 
 
 RULES = (
@@ -141,25 +144,28 @@ def test_an_idle_layer_stays() -> None:
 
 
 @settings(max_examples=10)
-@given(st.integers(0, 1000), st.booleans())
-def test_no_accepted_change_costs_more_than_it_saves(seed: int, owners: bool) -> None:
-    policy = Policy(trigger=1.0, every=1, horizon=20, evaluations=60)
-    run = follow(drifting(seed), start(), policy, OWNERS if owners else COSTS, group=GROUP, steps=10)
+@given(st.integers(0, 1000), st.booleans(), st.sampled_from([0.0, 0.5, 1.0]))
+def test_no_accepted_change_costs_more_than_it_saves(seed: int, owners: bool, quantile: float) -> None:
+    policy = Policy(trigger=1.0, every=1, horizon=20, evaluations=60, quantile=quantile)
+    costs = OWNERS if owners else COSTS
+    run = follow(drifting(seed), start(), policy, costs, group=GROUP, steps=10, quantile=quantile)
     assert run.violations(policy.horizon) == 0
     static = follow(drifting(seed), start(), Stay(), COSTS, group=GROUP, steps=10)
     assert static.changes == []
     assert static.moved_bytes == 0
 
 
-def test_a_change_that_costs_too_much_is_counted() -> None:
-    run = follow(drifting(1), start(), Anything(1), COSTS, group=GROUP, steps=10)
+@pytest.mark.parametrize("quantile", [0.0, 0.5, 1.0])
+def test_a_change_that_costs_too_much_is_counted(quantile: float) -> None:
+    run = follow(drifting(1), start(), Anything(1), COSTS, group=GROUP, steps=10, quantile=quantile)
     expected = 0
     for change in run.changes:
         old, new = (run.tables[run.period[r], change.layer] for r in (change.record - 1, change.record))
         window = drifting(1)[max(0, change.record - 2) : change.record, change.layer]
-        saved = [step_seconds(x, old, COSTS, GROUP) - step_seconds(x, new, COSTS, GROUP) for x in window]
-        assert change.expected_s == pytest.approx(np.mean(saved), abs=1e-15)
-        expected += bool(np.mean(saved) * 50 < change.price_s)
+        before, after = ([step_seconds(x, table, COSTS, GROUP) for x in window] for table in (old, new))
+        saved_s = naive_over_steps(before, quantile) - naive_over_steps(after, quantile)
+        assert change.expected_s == pytest.approx(saved_s, abs=1e-15)
+        expected += saved_s * 50 < change.price_s
     assert run.violations(50) == expected > 0
 
 

@@ -7,16 +7,18 @@ from hypothesis import strategies as st
 
 from moeplan.solvers.flexmoe.search import AIMS, Search, price, searched, seconds_of
 from moeplan.solvers.flexmoe.state import holds
-from tests.solvers.flexmoe.layers import COSTS, Array, holders, layers
+from tests.solvers.flexmoe.layers import COSTS, Array, holders, layers, naive_over_steps
 from tests.solvers.flexmoe.test_cuts import is_legal
 
 Layer = tuple[Array, Array, int]
 
 
-def task_of(table: Array, pairs: Array, group: int, *, free: bool = False, horizon: float = 100.0) -> Search:
-    num_experts = pairs.shape[1]
+def task_of(
+    table: Array, pairs: Array, group: int, *, free: bool = False, horizon: float = 100.0, quantile: float = 0.0
+) -> Search:
+    num_experts, costs = pairs.shape[1], COSTS._replace(replicas_free=free)
     home = np.array([holders(table, e)[0] for e in range(num_experts)])
-    return Search.of(pairs, 1, holds(table, num_experts), home, group, COSTS._replace(replicas_free=free), horizon)
+    return Search.of(pairs, 1, holds(table, num_experts), home, group, costs, horizon, quantile)
 
 
 def value(table: Array, task: Search) -> float:
@@ -24,11 +26,33 @@ def value(table: Array, task: Search) -> float:
     return float(seconds_of(table, held, task, np.inf, np.zeros(AIMS, np.int64), np.zeros(len(task.pairs))))
 
 
-@settings(max_examples=60)
-@given(layers(), st.booleans(), st.integers(1, 2**32))
-def test_the_best_table_is_legal_worth_what_it_says_and_no_worse(layer: Layer, free: bool, seed: int) -> None:
+@given(layers(vectors=5), st.sampled_from([0.0, 0.2, 0.5, 0.9, 1.0]))
+def test_the_value_is_the_mean_of_all_vectors_or_a_quantile_of_them(layer: Layer, quantile: float) -> None:
     table, pairs, group = layer
-    task = task_of(table, pairs, group, free=free)
+    each = [value(table, task_of(table, one[None], group)) for one in pairs]
+    found = value(table, task_of(table, pairs, group, quantile=quantile))
+    assert found == pytest.approx(naive_over_steps(each, quantile))
+
+
+def test_the_worst_vector_is_served_better_where_it_counts_alone() -> None:
+    calm, burst = (np.random.default_rng(seed).integers(0, 300, (6, 3)) for seed in (0, 1))
+    burst[4:] *= 20
+    pairs, table = np.stack([calm] * 4 + [burst]), np.array([[0, 1, -1], [2, 3, -1], [4, 5, -1]])
+    worst = []
+    for quantile in (0.0, 1.0):
+        task = task_of(table, pairs, 1, free=True, horizon=1e12, quantile=quantile)
+        found, _ = searched(table, task, 3000, np.array([1], np.uint64))
+        worst.append(value(found, task_of(table, pairs, 1, free=True, horizon=1e12, quantile=1.0)))
+    assert worst[1] < worst[0]
+
+
+@settings(max_examples=60)
+@given(layers(vectors=4), st.booleans(), st.integers(1, 2**32), st.sampled_from([0.0, 0.5, 1.0]))
+def test_the_best_table_is_legal_worth_what_it_says_and_no_worse(
+    layer: Layer, free: bool, seed: int, quantile: float
+) -> None:
+    table, pairs, group = layer
+    task = task_of(table, pairs, group, free=free, quantile=quantile)
     found, found_value = searched(table, task, 40, np.array([seed], np.uint64))
     is_legal(found, pairs.shape[1])
     assert found_value == pytest.approx(value(found, task))

@@ -4,12 +4,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeplan.solvers import quota
-from moeplan.solvers.flexmoe.seconds import judged, served_ports
+from moeplan.solvers.flexmoe.seconds import judged, over_steps, served_ports
 from moeplan.solvers.flexmoe.state import holders_in
 from moeplan.solvers.step_deals import QUOTA, capacity_deal, even_deal, pair_ports
-from tests.solvers.flexmoe.layers import COSTS, Array, layers, naive_seconds
+from tests.solvers.flexmoe.layers import COSTS, Array, layers, naive_over_steps, naive_seconds
 
 Layer = tuple[Array, Array, int]
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=12), st.sampled_from([0, 0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 1]))
+def test_steps_count_by_their_mean_or_by_the_least_figure_that_a_share_of_them_does_not_exceed(
+    figures: list[float], quantile: float
+) -> None:
+    assert over_steps(np.array(figures), quantile) == pytest.approx(naive_over_steps(figures, quantile))
 
 
 @given(layers(), st.integers(0, 2))
