@@ -128,9 +128,9 @@ def _duals(
     equal = np.full(shape, 0.25 / size), np.full(size, 1 / size)  # prove a bound, too, a weaker one
     if num_exchanges * 4 * size * num_samples * size > MOST_CELLS:
         return equal
-    cost_ID, alone, most_ID = _costs(attention, size, home), least_attention(attention, places), np.inf
+    cost_ID, alone = _costs(attention, size, home), least_attention(attention, places)
+    most_ID = np.full((num_samples, size), np.inf)
     if home is not None:
-        most_ID = np.full((num_samples, size), np.inf)
         most_ID[attention.cost.argmax()] = np.arange(size) == home
     scale = max(channels.total(traffic, np.arange(num_samples) % size), float(cost_ID.sum()) / size**2, 1e-30)
     each, ports = csr_array(np.ones((1, num_samples))), csr_array(_port_rows(traffic, channels) / scale)
@@ -141,7 +141,7 @@ def _duals(
         [csr_array(on_device_DX), None, csr_array(-np.ones((size, 1)))],
         [kron(each, eye_array(size)), None, None],
     ]
-    most = np.concatenate([np.broadcast_to(most_ID, (num_samples, size)).ravel(), np.full(num_exchanges + 1, np.inf)])
+    most = np.append(most_ID, np.full(num_exchanges + 1, np.inf))
     fewest = np.append(np.zeros(len(most) - 1), alone / scale)
     found = linprog(
         np.append(np.zeros(num_samples * size), np.ones(num_exchanges + 1)),
