@@ -171,7 +171,10 @@ def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster:
 
 
 def _attention(profile: Profile | None, model: ModelSpec, queries: float, *, moving: bool) -> _Part:
-    """Curve of attention, and `onward` of that of samples that move, a source of which says where it is fused."""
+    """Curve of attention, and `onward` of that of samples that move, a source of which says where it is fused.
+
+    What was not measured, but described or read from tables, is attention of all samples.
+    """
 
     def of(*cases: str) -> _Part:
         return _curve_of_two("attention", cases, ("batch", "length"), HIDDEN, profile, model, queries=queries)
@@ -179,11 +182,13 @@ def _attention(profile: Profile | None, model: ModelSpec, queries: float, *, mov
     fused, moved = of("attention"), of("attended", "attention")
     if not moving or fused.missing:
         return fused
-    source, series = moved.sources["attention"], _series(profile, ("attended", "attention"), model)
+    series = _series(profile, ("attended", "attention"), model)
     assert profile is not None
     assert series is not None
-    if series.case == "attention" and profile.origins[series.origin].kind == "measured":
-        source += f" {FUSED}"
+    is_fused = series.case == "attention"
+    if is_fused and profile.origins[series.origin].kind != "measured":
+        return fused
+    source = moved.sources["attention"] + f" {FUSED}" * is_fused
     return replace(
         fused,
         onward=moved.curves,
