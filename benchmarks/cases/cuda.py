@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from moeplan.errors import UsageError
 from moeplan.planner.demo.model import Attention, ModelConfig, Router
+from moeplan.profilers.attended import attended
 from moeplan.profilers.cases import CASES
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.fits.laws import least_relative
@@ -31,7 +32,6 @@ from moeplan.profilers.routed import grouped, looped, partial_sums, weighted_exp
 from moeplan.profilers.sampling import Clock, clock_for
 from moeplan.profilers.world import World, run_world
 from moeplan.runtime import parallelize
-from moeplan.runtime.coherent.attention import attended
 from moeplan.runtime.decisions import Decisions, PipelineDecision
 from moeplan.runtime.engine import condenser
 from moeplan.runtime.engine.chunks import Chunks

@@ -5,9 +5,9 @@ matrix products at 750 TFLOP/s, which were measured, and of scores at 350 TFLOP/
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,19 @@ import torch
 
 from moeplan.planner.demo.model import Attention as Embedded
 from moeplan.planner.demo.model import ModelConfig
+from moeplan.planner.evaluate.costs import CostModel
 from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
+from moeplan.profilers.attended import attended
+from moeplan.profilers.cases import CASES
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.description import describe
+from moeplan.profilers.fits.fitting import fit_series
 from moeplan.profilers.fits.laws import least_relative
+from moeplan.profilers.measurement import Measurement
 from moeplan.profilers.profile import load, save
-from moeplan.runtime.coherent.attention import attended
+from moeplan.profilers.series import Series
+from moeplan.profilers.world import World
 from moeplan.solvers import luffy
 from moeplan.traces.importers import import_trace
 
@@ -38,6 +44,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 ATTENTION = {GPT_OSS: "71:23@2880", OLMOE: "45:12@2048"}
 PACKED, PADDED = ("packed", "equal"), ("padded", "free")
+OF_PROFILE = {"of a profile's fused attention": ("attention",), "of a profile's attended": ("attention", "attended")}
 GENERATED = {"250 tokens": (250, 0.8), "4,000 tokens": (4000, 1.0)}  # mean length, sigma of its logarithm
 
 
@@ -150,19 +157,20 @@ def _speed(instance: tuple[str, int]) -> Iterator[Row]:
         yield Row(f"{samples} samples, {text}", batches, seconds=float(np.median(times)), least_s=min(times))
 
 
-def _attention(_: str) -> Iterator[Row]:
-    """Held-out error of the law on the runtime's own attention: batches of equal and of mixed lengths."""
+def _attention(model: tuple[int, int, int]) -> Iterator[Row]:
+    """Error of the law on the runtime's own attention: held out, and of the law that a profile's cases give."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
+    hidden, heads, kv_heads = model
     config = ModelConfig(
         vocab_size=50,
         num_layers=1,
         num_experts=4,
         top_k=2,
-        hidden_size=64,
+        hidden_size=hidden,
         ffn_size=64,
-        num_heads=4,
-        num_kv_heads=2,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
         max_positions=1024,
     )
     attention, rng = Embedded(config).eval(), np.random.default_rng(0)
@@ -175,13 +183,7 @@ def _attention(_: str) -> Iterator[Row]:
     def seconds(lengths: list[int]) -> float:
         x = torch.randn(sum(lengths), config.hidden_size)
         position = torch.cat([torch.arange(length) for length in lengths])
-        times = []
-        with torch.no_grad():
-            for _ in range(9):
-                started = cpu_s()
-                attended(attention, x, position, lengths)
-                times.append(cpu_s() - started)
-        return min(times)
+        return _least_s(lambda: attended(attention, x, position, lengths))
 
     every = batches + mixed
     terms = np.array([[1, len({*one}), sum(one), sum(length**2 for length in one)] for one in every], float)
@@ -189,13 +191,48 @@ def _attention(_: str) -> Iterator[Row]:
         taken = np.array([seconds(one) for one in every])
     folds = np.arange(len(every)) % 5
     ways = {"a start and a call a length": [0, 1, 2, 3], "a call a length": [1, 2, 3], "neither": [2, 3]}
+    errors = dict[str, np.ndarray]()
     for name, columns in ways.items():
-        error = np.zeros(len(every))
+        errors[name] = np.zeros(len(every))
         for fold in range(5):
             law = np.array(least_relative(terms[folds != fold][:, columns], taken[folds != fold]))
-            error[folds == fold] = np.abs(terms[folds == fold][:, columns] @ law / taken[folds == fold] - 1)
-        for kind, of in (("equal lengths", slice(0, len(batches))), ("mixed lengths", slice(len(batches), None))):
-            yield Row(kind, name, quality=float(error[of].mean()))
+            errors[name][folds == fold] = np.abs(terms[folds == fold][:, columns] @ law / taken[folds == fold] - 1)
+    for name, cases in OF_PROFILE.items():
+        profile = describe("1x1").model_copy(update={"series": {one.key: one for one in map(_series, cases)}})
+        costs = CostModel.of(profile, profile.cluster, config.spec(), samples=True, moving=True)
+        curve = None if costs is None else costs.attention_of("migrating")
+        assert curve is not None
+        fitted = luffy.law_of(curve, np.concatenate(mixed))
+        law = np.array([fitted.start_s, fitted.call_s, fitted.token_s, fitted.square_s])
+        errors[name] = np.abs(terms @ law / taken - 1)
+    for name, error in errors.items():
+        for kind, of in (("equal", slice(0, len(batches))), ("mixed", slice(len(batches), None))):
+            heads_of = f"{heads} heads of {hidden // heads}"
+            yield Row(f"hidden {hidden}, {heads_of}, {kind} lengths", name, quality=float(error[of].mean()))
+
+
+@cache
+def _series(name: str) -> Series:
+    """A case at all sizes of a profile, in CPU seconds of one process, and its fit."""
+    case, world = CASES[name], World(0, 1, "cpu", ("here",), print)
+    measured = list[Measurement]()
+    for size in case.sizes(world, quick=False):
+        inputs = case.prepare(size, "fp32", world)
+        taken_s = _least_s(partial(case.run, inputs))
+        measured.append(Measurement.of(size, case.work(size, 1), [taken_s]))
+    fit = fit_series(case, 1, measured)
+    return Series(case=name, dtype="fp32", ranks=1, unit="macs", fit=fit)
+
+
+def _least_s(call: Callable[[], object]) -> float:
+    """The least CPU seconds of nine calls in a row."""
+    times = []
+    with torch.no_grad():
+        for _ in range(9):
+            started = cpu_s()
+            call()
+            times.append(cpu_s() - started)
+    return min(times)
 
 
 STUDIES = (
@@ -228,9 +265,10 @@ STUDIES = (
         title="The law of attention",
         quality="mean error on batches held out, %",
         note="How far the law is from the runtime's own attention, in CPU seconds, on batches that it was not fitted"
-        " to: with a start and a call for each length of a batch, as the law has them, with calls alone, with neither."
-        " The least of nine calls in a row, so that caches are warm.",
-        instances=lambda _: ["attended"],
+        " to: with a start and a call for each length of a batch, as the law has them, with calls alone, with neither;"
+        " and the law that LUFFY takes from a profile without the case `attended`, and with it. The least of nine calls"
+        " in a row, so that caches are warm.",
+        instances=lambda _: [(64, 1, 1), (64, 4, 2), (256, 4, 4)],
         rows=_attention,
     ),
 )

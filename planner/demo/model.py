@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ...profilers.attended import rotated
 from ...profilers.routed import weighted_experts
 from ...traces.model import Attention as AttentionSpec
 from ...traces.model import ModelSpec
-
-ROTARY_BASE = 10_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +127,7 @@ class Attention(nn.Module):
         config, tokens = self.config, x.shape[:-1]
         q: Tensor = self.query(x).view(*tokens, config.num_heads, config.head_dim)
         k, v = self.key_value(x).view(*tokens, 2 * config.num_kv_heads, config.head_dim).chunk(2, dim=-2)
-        return _rotate(q, position_T), _rotate(k, position_T), v
+        return rotated(q, position_T), rotated(k, position_T), v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         """The attended values after the output projection, `[..., Tq, M]`, of what `project` gives.
@@ -212,13 +211,3 @@ def _balance_loss(logits_TE: Tensor, ids_TK: Tensor) -> Tensor:
     num_experts = logits_TE.shape[1]
     share_E = ids_TK.flatten().bincount(minlength=num_experts) / ids_TK.numel()
     return num_experts * (share_E * logits_TE.softmax(dim=-1).mean(0)).sum()
-
-
-def _rotate(x: Tensor, position_T: Tensor) -> Tensor:
-    """`x` `[..., T, heads, C]` with each pair of elements turned by its position times its frequency."""
-    half = x.shape[-1] // 2
-    frequency = ROTARY_BASE ** (-torch.arange(half, device=x.device) / half)
-    angle = (position_T[:, None] * frequency)[:, None, :]  # float32: half precision cannot tell positions apart
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    left, right = x.chunk(2, dim=-1)
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)

@@ -27,6 +27,8 @@ FFN = HIDDEN | {"ffn": "ffn_size"}
 COUNT_BYTES = 8  # of an int64
 WHOLE_SAMPLES = 2.0**30  # tokens of a sample in a step, more than any has
 EXPERT_CASES = ("routed_block", "expert_ffn")  # what the runtime computes, where that was measured
+MOVED = "attention (moved samples)"
+FUSED = "(fused)"  # measured, but not as the runtime attends to samples that move
 COUNTS_ALONE = "counts do not say where tokens are"
 JOIN = "join it with one that has, by moeplan profile --merge"
 SAY = "say it at moeplan trace import"
@@ -46,6 +48,7 @@ class CostModel:
     gather: Sequence[Curve] | None = None
     experts: Curve2 | None = None  #: Over token-expert pairs and experts of a device
     attention: Curve3 | None = None  #: Over (batch, length, calls)
+    moved: Curve3 | None = None  #: Of attention of samples that move; None: as `attention`
     #: sources, missing: where each curve is from; why a part has none
     sources: Mapping[str, str] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -56,6 +59,10 @@ class CostModel:
     def exchanges(self, dispatch_model: DispatchModel) -> Sequence[Curve2] | None:
         """The curves of a dispatch model's exchanges."""
         return (None if dispatch_model == "standard" else self.onward) or self.exchange
+
+    def attention_of(self, dispatch_model: DispatchModel) -> Curve3 | None:
+        """The curve of a dispatch model's attention."""
+        return (self.moved if dispatch_model == "migrating" else None) or self.attention
 
     def agreements_of(self, dispatch_model: DispatchModel) -> Sequence[float]:
         """Seconds of agreeing on counts in a round trip of a dispatch model, one a link class."""
@@ -73,21 +80,22 @@ class CostModel:
         samples: bool,
         queries: float = WHOLE_SAMPLES,
         by_loads: bool = False,
+        moving: bool = False,
     ) -> "CostModel | None":
         """The costs of a model; None without a profile and without links.
 
         Only `samples` give contexts for attention, of which `queries` tokens each are in a step on average (a roofline
-        asks); `by_loads`, of loads of experts alone, nothing but experts is timed.
+        asks); `by_loads`, of loads of experts alone, nothing but experts is timed. `moving`: samples may move.
 
         Notes
         -----
         A collective's curve is the profile's series over as many ranks as it has here (G inside a node, all between
         nodes), in a dtype as wide as the model's where there is one, else the link's alpha-beta, which has no error
         of its own. Where the profile has measured what `runtime` runs, that is taken: `routed_exchange` before
-        `all_to_all`, `routed_block` before `expert_ffn`, of which looped experts come before grouped ones. Experts and
-        attention: that dtype, else another one, said; attention as it was measured, multi-head with heads of 64, which
-        a source says where the model has another size of K and V. A roofline knows the sizes of Q, K and V, and is
-        called one.
+        `all_to_all`, `routed_block` before `expert_ffn`, of which looped experts come before grouped ones, and for
+        samples that move `attended` before `attention`. Experts and attention: that dtype, else another one, said;
+        attention as it was measured, multi-head with heads of 64, which a source says where the model has another size
+        of K and V. A roofline knows the sizes of Q, K and V, and is called one.
         """
         if profile is None and not cluster.links:
             return None
@@ -95,9 +103,7 @@ class CostModel:
             "dispatch": _exchange(("routed_exchange", "all_to_all"), "dispatch", profile, cluster, model),
             "kv": _exchange(("all_gather",), "kv", profile, cluster, model),
             "experts": _curve_of_two("experts", EXPERT_CASES, ("tokens", "experts"), FFN, profile, model),
-            "attention": _curve_of_two(
-                "attention", ("attention",), ("batch", "length"), HIDDEN, profile, model, queries=queries
-            ),
+            "attention": _attention(profile, model, queries, moving=moving),
         }
         if not samples:
             parts["attention"] = _Part(missing="the trace has no samples, hence no contexts")
@@ -110,6 +116,7 @@ class CostModel:
             gather=parts["kv"].curves,
             experts=parts["experts"].curves,
             attention=parts["attention"].curves,
+            moved=parts["attention"].onward,
             sources={place: source for part in parts.values() for place, source in part.sources.items()},
             missing={name: part.missing for name, part in parts.items() if part.missing},
             other_dtype=tuple(name for name, part in parts.items() if part.other_dtype),
@@ -161,6 +168,34 @@ def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster:
             agreements.append((0.0, 0.0))
         noisy |= _noisy(profile, series)
     return _Part(curves, onward if moving else None, agreements, sources, noisy=noisy)
+
+
+def _attention(profile: Profile | None, model: ModelSpec, queries: float, *, moving: bool) -> _Part:
+    """Curve of attention, and `onward` of that of samples that move, a source of which says where it is fused.
+
+    What was not measured, but described or read from tables, is attention of all samples.
+    """
+
+    def of(*cases: str) -> _Part:
+        return _curve_of_two("attention", cases, ("batch", "length"), HIDDEN, profile, model, queries=queries)
+
+    fused, moved = of("attention"), of("attended", "attention")
+    if not moving or fused.missing:
+        return fused
+    series = _series(profile, ("attended", "attention"), model)
+    assert profile is not None
+    assert series is not None
+    is_fused = series.case == "attention"
+    if is_fused and profile.origins[series.origin].kind != "measured":
+        return fused
+    source = moved.sources["attention"] + f" {FUSED}" * is_fused
+    return replace(
+        fused,
+        onward=moved.curves,
+        sources={**fused.sources, MOVED: source},
+        other_dtype=fused.other_dtype or moved.other_dtype,
+        noisy=fused.noisy or moved.noisy,
+    )
 
 
 def _curve_of_two(

@@ -137,8 +137,8 @@ def _around(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> d
     ports, model, cluster, layers = tally.ports, scene.model, scene.cluster, dict[str, Prediction]()
     if ports is None:
         return layers
-    if costs.attention:
-        layers["attention_s"] = attention_seconds(ports.tokens, ports.contexts, costs.attention, ports.calls)
+    if attention := costs.attention_of(journey.dispatch_model):
+        layers["attention_s"] = attention_seconds(ports.tokens, ports.contexts, attention, ports.calls)
     if journey.dispatch_model == "coherent" and costs.gather:
         kv_bytes = float((model.attention.kv_size or 0) * (model.dtype_bytes or 0))
         links = link_classes(cluster)

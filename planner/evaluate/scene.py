@@ -97,7 +97,15 @@ class Scene:
         by_loads = samples is None and of_counts and not paired
         in_samples = index.kind == "sample" or (not of_counts and "sample" in source.known)
         queries = 1.0 if any(cohort.lanes for cohort in cohorts) else index.queries
-        costs = CostModel.of(profile, cluster, model, samples=in_samples, queries=queries, by_loads=by_loads)
+        costs = CostModel.of(
+            profile,
+            cluster,
+            model,
+            samples=in_samples,
+            queries=queries,
+            by_loads=by_loads,
+            moving=samples is not None,
+        )
         recorded = index.steps if isinstance(index, UnitIndex) else None
         steps = np.zeros(0) if recorded is None else np.unique(recorded[:, 1])
         record_steps = round(float(steps[-1] - steps[0]) / (len(steps) - 1)) if len(steps) > 1 else 1

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 from ...runtime.plan import Contender, Part, Plan, SizedGain, Verdict
 from ..document import Section, Table, Text
+from ..evaluate.costs import FUSED, JOIN, MOVED
 from ..evaluate.evaluate import MATTERS
 from ..evaluate.journey import EXACTLY
-from ..evaluate.metrics import BALANCE, COMBINE, DISPATCH, EXCHANGE, EXPERTS, KV, METRICS, SIZED
+from ..evaluate.metrics import AROUND, BALANCE, COMBINE, DISPATCH, EXCHANGE, EXPERTS, KV, METRICS, SIZED
 from ..evaluate.price import PASSES, STEP
 from ..evaluate.step_size import usual_size
 from ..figures import (
@@ -257,6 +258,11 @@ def _trust(plan: Plan, part: Part) -> Iterator[str]:
     models = {contender.dispatch_model for contender in judged}
     if "attention" in options.missing and len(models) > 1 and plan.verdict.metric == STEP:
         yield "attention is not timed; its time differs when tokens do not return home"
+    if options.sources.get(MOVED, "").endswith(FUSED) and plan.verdict.metric in (STEP, AROUND):
+        yield (
+            "attention of samples that move takes longer than these seconds: the profile has fused attention, no"
+            f" attended; {JOIN}"
+        )
     if plan.inputs.profile is None:  # `_untimed` says how to have one
         return
     alike = dict[str, list[str]]()

@@ -1,5 +1,6 @@
 """The cases a profile measures, in order; every list of them derives from this one."""
 
+from .attended import Attended
 from .attention import Attention
 from .case import Case
 from .exchange import AllGather, AllToAll, UnevenAllToAll
@@ -14,7 +15,7 @@ from .router import Router
 
 __all__ = ["CASES", "PLANNED"]
 
-_ALONE: tuple[Case, ...] = (Gemm(), ExpertFfn(), RoutedBlock(), Attention(), Router(), Permutation())
+_ALONE: tuple[Case, ...] = (Gemm(), ExpertFfn(), RoutedBlock(), Attention(), Attended(), Router(), Permutation())
 _EXCHANGES: tuple[Case, ...] = (AllToAll(), UnevenAllToAll(), RoutedExchange(), AllGather())
 _TOGETHER: tuple[Case, ...] = (*_EXCHANGES, AllReduce(), ReduceScatter(), PointToPoint())
 
@@ -22,5 +23,13 @@ CASES: dict[str, Case] = {case.name: case for case in (*_ALONE, *_TOGETHER)}
 #: What planning reads: costs of a step, links and islands; the others are measured by `profile --full` only
 PLANNED: tuple[Case, ...] = tuple(
     CASES[name]
-    for name in ("routed_block", "attention", "all_to_all", "routed_exchange", "all_gather", "point_to_point")
+    for name in (
+        "routed_block",
+        "attention",
+        "attended",
+        "all_to_all",
+        "routed_exchange",
+        "all_gather",
+        "point_to_point",
+    )
 )

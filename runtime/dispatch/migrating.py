@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...errors import UsageError
+from ...profilers.attended import attended
 from ...profilers.stopwatch import lap
-from ..coherent.attention import attended
 from ..coherent.contexts import Contexts
 from ..engine.gather import Gather
 from ..engine.layer import ParallelExperts

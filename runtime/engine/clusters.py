@@ -47,12 +47,16 @@ def clusters(copies: Copies, x_TM: Tensor, share_nK: Tensor, reach_n: Tensor, co
         stands_n = torch.arange(len(copies.row), device=x_TM.device)
         u_TM = functional.normalize(x_TM.float(), dim=1)
         for place_Bw, real_Bw in _batches(*_grouped(copies, reach_n)):
-            u_BwM = u_TM[copies.row[place_Bw]]
-            room_Bww = products(u_BwM).mul_(-2).add_(2).clamp_(min=0).sqrt_().neg_()  # reach - d: (1)
-            if share_nK.shape[1] > 1:
-                room_Bww.sub_(_apart(share_nK[place_Bw].float()), alpha=0.5)
+            u_BwM = u_TM.index_select(0, copies.row[place_Bw].flatten()).view(*place_Bw.shape, -1)
+            room_Bww = torch.rsub(products(u_BwM), 2, alpha=2).clamp_(min=0).sqrt_().neg_()  # reach - d: (1)
+            share_BwK = share_nK[place_Bw].float()
+            if share_BwK.is_cuda or (share_BwK != share_BwK[:, :1]).any():  # most copies ask one expert, share 1
+                room_Bww.sub_(_apart(share_BwK), alpha=0.5)
             room_Bww.add_(reach_n[place_Bw].float().where(real_Bw, -torch.inf)[:, None, :])
-            room_Bww.masked_fill_(~real_Bw[:, :, None], -torch.inf)
+            if room_Bww.is_cuda:
+                room_Bww.masked_fill_(~real_Bw[:, :, None], -torch.inf)
+            else:
+                room_Bww[~real_Bw] = -torch.inf
             stands_n[place_Bw[real_Bw]] = place_Bw.gather(1, cover(room_Bww))[real_Bw]
     return stands_n
 
@@ -151,8 +155,13 @@ def nearest(room_Bww: Tensor, first_Bw: Tensor) -> Tensor:
     A room of NaN, as an infinite row has, serves nobody.
     """
     kept_Bw = first_Bw == torch.arange(first_Bw.shape[1], device=first_Bw.device)
-    serves_Bww = kept_Bw[:, :, None] & (room_Bww >= 0)
-    nearest_Bw = room_Bww.masked_fill(~serves_Bww, -torch.inf).argmax(1)
+    if room_Bww.is_cuda:
+        serves_Bww = kept_Bw[:, :, None] & (room_Bww >= 0)
+        nearest_Bw = room_Bww.masked_fill(~serves_Bww, -torch.inf).argmax(1)
+    else:  # kept rows are few
+        kept = [kept_w.nonzero().flatten() for kept_w in kept_Bw]
+        rooms = (room_ww[row].nan_to_num(nan=-torch.inf) for room_ww, row in zip(room_Bww, kept, strict=True))
+        nearest_Bw = torch.stack([row[room_rw.argmax(0)] for room_rw, row in zip(rooms, kept, strict=True)])
     return first_Bw.where(kept_Bw, nearest_Bw)
 
 

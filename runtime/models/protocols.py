@@ -10,6 +10,8 @@ from typing import Protocol
 from torch import Tensor
 from torch.nn import Module
 
+from ...profilers import attended
+
 
 class Router(Protocol):
     """The gate of a layer: which experts, and how much of each."""
@@ -32,22 +34,12 @@ class MoE(Protocol):
         ...
 
 
-class Attention(Protocol):
-    """Attention as `project`, which needs a token alone, and `attend`, which needs its context."""
-
-    window: int | None  # how many of the last keys a query sees, its own included; None: all
+class Attention(attended.Attention, Protocol):
+    """Attention of a model, which may draw what it drops."""
 
     @property
     def dropout(self) -> float:
         """The share that `attend` drops now, drawn from torch's default generator; 0: nothing is drawn."""
-        ...
-
-    def project(self, x_TM: Tensor, position_T: Tensor, /) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries `[T, heads, d]`, keys and values `[T, kv heads, d]`."""
-        ...
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, /) -> Tensor:
-        """`[Tq, M]`; `mask` bool `[Tq, Tk]` is true where a query sees a key. All may have a leading batch."""
         ...
 
 

@@ -17,44 +17,75 @@ from .attention import Attention
 MOST_CELLS = 2**23  # of the programme, samples x devices x ports; beyond, weights are equal
 
 
+CLOSE = 0.03  # of a value: bounds that are nearer to it are not sought
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Bound:
-    """No homes take fewer than `seconds`; the weights that prove it of ports `[X, C, 2, D]` and of devices `[D]`."""
+class Case:
+    """No homes with the longest sample at `home` take fewer than `seconds`, by weights of ports and of devices."""
 
     seconds: float
+    home: int | None  #: None: wherever it is
+    #: port_weights, device_weights: `[X, C, 2, D]` and `[D]`, which prove it
     port_weights: Floats
     device_weights: Floats
 
 
-def least_seconds(traffic: Traffic, attention: Attention | None, places: Ints, channels: Channels) -> Bound:
+@dataclass(frozen=True, slots=True, eq=False)
+class Bound:
+    """No homes take fewer than `seconds`: one case, or one for each home of the longest sample."""
+
+    cases: tuple[Case, ...]
+
+    @property
+    def seconds(self) -> float:
+        """The least of the cases."""
+        return min(case.seconds for case in self.cases)
+
+
+def least_seconds(
+    traffic: Traffic, attention: Attention, places: Ints, channels: Channels, *, value: float = np.inf
+) -> Bound:
     """The bound by linear programming, proven by its duals alone.
 
     Parameters
     ----------
-    attention
-        None: it does not count.
     places
         The most samples each device takes, `[D]`.
+    value
+        Seconds of homes that are known; a bound close to them is enough.
 
     Notes
     -----
     Over shares x[i, d] >= 0 of whole samples,
 
         minimise  A + sum_x T_x      s.t.   sum_d x[i, d] = 1,      sum_i x[i, d] <= places[d],
-                  A >= sum_i cost_i x[i, d],      A >= A_0,      T_x >= alpha_c + beta_c copies[x, c, end, d]
+                  A >= sum_i cost_id x[i, d],     A >= A_0,      T_x >= alpha_c + beta_c copies[x, c, end, d]
 
     with A_0 the least attention that any homes take on their own (`least_attention`). The start and the first call of
     some device come on top. Duals w >= 0 of the ports, which sum to 1 in each exchange, and v >= 0 of the devices,
     which sum to 1 with that of A_0, prove a bound on their own: at any such weights no homes take less than the
-    cheapest ones at the prices that the weights set, one transportation. Padded samples take no less than packed ones.
-    With v = 0 attention counts A_0, which proves more where there are no duals.
+    cheapest ones at the prices that the weights set, one transportation. With v = 0 attention counts A_0, which proves
+    more where there are no duals.
+
+    The longest sample must be somewhere. Where the bound is not close, it is taken on each device in turn, whole, and
+    the least of these bounds counts. Padded samples take no less than packed ones, beside the longest as much as that.
     """
-    port_weights, devices = _duals(traffic, attention, places, channels)
-    bounds = [
-        Bound(_proven(traffic, attention, places, channels, port_weights, weights), port_weights, weights)
+    anywhere = Bound((_case(traffic, attention, places, channels, None),))
+    if not attention.follows or anywhere.seconds >= (1 - CLOSE) * value:
+        return anywhere
+    each = Bound(tuple(_case(traffic, attention, places, channels, home) for home in range(len(places))))
+    return max(anywhere, each, key=lambda bound: bound.seconds)
+
+
+def _case(traffic: Traffic, attention: Attention, places: Ints, channels: Channels, home: int | None) -> Case:
+    """The better bound of the duals, and of those of the ports alone."""
+    port_weights, devices = _duals(traffic, attention, places, channels, home)
+    cases = [
+        Case(_proven(traffic, attention, places, channels, port_weights, weights, home), home, port_weights, weights)
         for weights in (devices, np.zeros_like(devices))
     ]
-    return max(bounds, key=lambda bound: bound.seconds)
+    return max(cases, key=lambda case: case.seconds)
 
 
 def least_attention(attention: Attention, places: Ints) -> float:
@@ -75,7 +106,17 @@ def least_attention(attention: Attention, places: Ints) -> float:
     )
 
 
-def _duals(traffic: Traffic, attention: Attention | None, places: Ints, channels: Channels) -> tuple[Floats, Floats]:
+def _costs(attention: Attention, size: int, home: int | None) -> Floats:
+    """Seconds of attention that each sample takes at least on each device, `[I, D]`."""
+    cost_ID = np.repeat(attention.cost[:, None], size, axis=1)
+    if home is not None and attention.law.batches == "padded":
+        cost_ID[:, home] = attention.cost.max()
+    return cost_ID
+
+
+def _duals(
+    traffic: Traffic, attention: Attention, places: Ints, channels: Channels, home: int | None
+) -> tuple[Floats, Floats]:
     """Weights of ports `[X, C, 2, D]` and of devices `[D]`: the duals of the programme, whose columns are x by sample,
     then device, T_x and A.
     """
@@ -87,16 +128,21 @@ def _duals(traffic: Traffic, attention: Attention | None, places: Ints, channels
     equal = np.full(shape, 0.25 / size), np.full(size, 1 / size)  # prove a bound, too, a weaker one
     if num_exchanges * 4 * size * num_samples * size > MOST_CELLS:
         return equal
-    cost_I = np.zeros(num_samples) if attention is None else attention.cost
-    alone = 0.0 if attention is None else least_attention(attention, places)
-    scale = max(channels.total(traffic, np.arange(num_samples) % size), float(cost_I.sum()) / size, 1e-30)
+    cost_ID, alone = _costs(attention, size, home), least_attention(attention, places)
+    most_ID = np.full((num_samples, size), np.inf)
+    if home is not None:
+        most_ID[attention.cost.argmax()] = np.arange(size) == home
+    scale = max(channels.total(traffic, np.arange(num_samples) % size), float(cost_ID.sum()) / size**2, 1e-30)
     each, ports = csr_array(np.ones((1, num_samples))), csr_array(_port_rows(traffic, channels) / scale)
+    on_device_DX = (cost_ID.T[:, :, None] / scale * np.eye(size)[:, None]).reshape(size, -1)
     longest, alpha_P = np.ones((ports.shape[0] // num_exchanges, 1)), np.repeat(channels.alpha, 2 * size)
     rows = [
         [ports, -kron(eye_array(num_exchanges), longest), None],
-        [kron(csr_array(cost_I[None] / scale), eye_array(size)), None, csr_array(-np.ones((size, 1)))],
+        [csr_array(on_device_DX), None, csr_array(-np.ones((size, 1)))],
         [kron(each, eye_array(size)), None, None],
     ]
+    most = np.append(most_ID, np.full(num_exchanges + 1, np.inf))
+    fewest = np.append(np.zeros(len(most) - 1), alone / scale)
     found = linprog(
         np.append(np.zeros(num_samples * size), np.ones(num_exchanges + 1)),
         A_ub=block_array(rows, format="csr"),
@@ -105,7 +151,7 @@ def _duals(traffic: Traffic, attention: Attention | None, places: Ints, channels
             [[kron(eye_array(num_samples), np.ones((1, size))), csr_array((num_samples, num_exchanges + 1))]]
         ),
         b_eq=np.ones(num_samples),
-        bounds=[(0, None)] * (num_samples * size + num_exchanges) + [(alone / scale, None)],
+        bounds=np.stack([fewest, most], axis=1),
         method="highs",
     )
     if found.status != 0:
@@ -130,19 +176,22 @@ def _port_rows(traffic: Traffic, channels: Channels) -> Floats:
 
 def _proven(
     traffic: Traffic,
-    attention: Attention | None,
+    attention: Attention,
     places: Ints,
     channels: Channels,
     port_weights: Floats,
     device_weights: Floats,
+    home: int | None,
 ) -> float:
     """The seconds of the cheapest homes at these weights."""
     cost_ID = (np.array(traffic.exchanges) @ prices(port_weights, channels)).sum(axis=0)
-    value = float((channels.alpha @ port_weights.sum(axis=(2, 3)).T).sum())
-    if attention is not None:
-        cost_ID = cost_ID + attention.cost[:, None] * device_weights
-        value += attention.start_s + attention.call_s
-        value += (1 - float(device_weights.sum())) * least_attention(attention, places)
+    cost_ID = cost_ID + _costs(attention, len(places), home) * device_weights
+    value = float((channels.alpha @ port_weights.sum(axis=(2, 3)).T).sum()) + attention.start_s + attention.call_s
+    value += (1 - float(device_weights.sum())) * least_attention(attention, places)
+    if home is not None:
+        longest = int(attention.cost.argmax())
+        value, places = value + float(cost_ID[longest, home]), places - (np.arange(len(places)) == home)
+        cost_ID = np.delete(cost_ID, longest, axis=0)
     if (places >= len(cost_ID)).all():
         return value + float(cost_ID.min(axis=1).sum())
     home_I = balanced_assignment(cost_ID, places)
@@ -164,6 +213,7 @@ def padded_optimum(cost: Floats, places: Ints) -> tuple[float, Ints]:
     values = np.unique(np.outer(falling_I, many))
 
     def filled(value: float) -> Ints | None:
+        """The batch of each sample, `[I]`, where none takes more than a value; None: there is no such."""
         batch_I, start = np.zeros(len(cost), np.int64), 0
         for batch in range(devices):
             if start == len(cost):

@@ -69,7 +69,7 @@ def rehome(
         starts = [even_I, alone_I] if attention.follows else [even_I]
         home_I = _shortened(traffic, np.array(starts), places_D, channels, attention)
     value = _seconds(traffic, attention, home_I, channels)
-    bound = least_seconds(traffic, attention, places_D, channels).seconds if bounded else None
+    bound = least_seconds(traffic, attention, places_D, channels, value=value).seconds if bounded else None
     outcome = Outcome.of(
         objective=Objective("layer_s", value, "min"),
         bound=bound,

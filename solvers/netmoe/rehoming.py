@@ -80,6 +80,7 @@ def rehome(
     way, every_D = METHODS[method], np.arange(cluster.num_devices)
 
     def solved(at: Ints, *, bounded: bool) -> NetMoeResult:
+        """The homes of some samples, among themselves."""
         return solve(
             copies_ID[at],
             every_D,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from ....errors import UsageError
+from ....profilers.cluster import Cluster
 from ...params import HOW, Params, flag, flags_of, option_of
 
 HISTORY = (0.9, 0.3)  # cosines of the layer before above and below which the paper does not compute this layer's
@@ -90,7 +91,7 @@ class LuffyParams(Params):
     model: str | None = flag(None, "embedded, or a directory, to tell the loss by.", metavar="MODEL")
     text: Path | None = flag(None, "What the trace was recorded on, for --model.")  # noqa: RUF009  as the others
 
-    def refuse_mixed(self) -> None:
+    def check(self, cluster: Cluster) -> None:
         """Refuse flags that do not go together."""
         flags, usual = dict(flags_of(type(self))), {one.name: one.default for one in fields(self)}
         given = {name: option_of(name, one) for name, one in flags.items() if getattr(self, name) != usual[name]}

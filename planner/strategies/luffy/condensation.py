@@ -45,10 +45,6 @@ class Condensation(Strategy):
     answer = staticmethod(answer)
     sections = staticmethod(sections)
 
-    def check(self, task: Task) -> None:
-        """Refuse flags of what is not decided."""
-        LuffyParams.of(task.params).refuse_mixed()
-
     def make(self, task: Task) -> Solved:
         """The plan; what is known of it stands in its options, and no verdict calls it a benefit."""
         decided = decide(task)
@@ -138,7 +134,7 @@ def _by_model(task: Task, parts: list[Measured]) -> tuple[Way, list[CondensedPar
             judged = fit.judge(reach(way, to))
             return judged.rise(exact, seed)[0] if by_loss else judged.error(seed)[0]
 
-        if (to := _furthest(cost, most)) is None:
+        if (to := furthest(cost, most)) is None:
             raise UsageError(
                 f"--condense-{'loss' if by_loss else 'error'} {most:g}: no rows can be condensed within it; give more,"
                 " or leave rows as they are"
@@ -186,18 +182,18 @@ def _equals(task: Task, way: Way, count: Callable[[Way], Counted]) -> list[Way]:
         Way("gates, as many rows", Gate(1.0)) if isinstance(way.cluster, Star) else _star("paper, as many rows", 0.5)
     )
     rows = list[Way]()
-    if saved and (to := _furthest(lambda to: count(reach(other, to)).saved(), saved)) is not None:
+    if saved and (to := furthest(lambda to: count(reach(other, to)).saved(), saved)) is not None:
         other = reach(other, to)
         rows.append(_star("paper, as many rows", other.cluster.threshold) if isinstance(other.cluster, Star) else other)
     if saved and task.model.top_k > 1:
-        gate = _furthest(lambda gate: count(Way("dropped", drop=gate)).saved(), saved, (1e-3, 1.0))
+        gate = furthest(lambda gate: count(Way("dropped", drop=gate)).saved(), saved, (1e-3, 1.0))
         if gate is not None:
             which = "all second experts dropped" if gate == 1.0 else f"second experts dropped below {gate:.2f}"
             rows.append(Way(which, drop=gate))
     return rows
 
 
-def _furthest(cost: Callable[[float], float], most: float, between: tuple[float, float] = REACHES) -> float | None:
+def furthest(cost: Callable[[float], float], most: float, between: tuple[float, float] = REACHES) -> float | None:
     """The furthest reach whose cost, which rises with it, is at most `most`, by bisection; None where none is found."""
     low, high = between
     if cost(high) <= most:

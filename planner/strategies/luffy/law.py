@@ -13,7 +13,8 @@ def law_for(task: Task) -> Law:
     """
     params, costs, samples = LuffyParams.of(task.params), task.scene.costs, task.scene.samples
     assert samples is not None
-    if costs is None or costs.attention is None or costs.exchange is None or not task.request.cluster.links:
+    curve = None if costs is None else costs.attention_of("migrating")
+    if costs is None or curve is None or costs.exchange is None or not task.request.cluster.links:
         missing = {"attention": "there is no profile"} if costs is None else costs.missing
         unlinked = "no links are known; give --link intra=GBps:us, and inter=GBps:us between nodes"
         why = missing.get("attention") or missing.get("dispatch", unlinked)
@@ -24,7 +25,7 @@ def law_for(task: Task) -> Law:
         )
     try:
         return law_of(
-            costs.attention,
+            curve,
             samples.index.unit_tokens[task.fitted],
             batches=params.batches,
             numbers="free" if params.method == "paper" else params.numbers,

@@ -9,7 +9,7 @@ from ....errors import CertificationError
 from ....runtime.plan import Plan
 from ....solvers.arrays import Floats, Ints
 from ....solvers.luffy import Attention, Law
-from ....solvers.luffy.bound import least_seconds
+from ....solvers.luffy.bound import Case, least_seconds
 from ....solvers.netmoe.bottleneck import Channels
 from ...certify.certificate import Certificate
 from ..netmoe.recheck import Naive, busiest_port, check_fit, check_outcome, check_over, least, of_policy, weighted_ports
@@ -48,7 +48,7 @@ def recheck(plan: Plan, again: Recheck | None, certificate: Certificate) -> None
         tokens_I, contexts_I = samples.index.unit_tokens[one.place], samples.index.contexts[one.place]
         attention = Attention(law, tokens_I, contexts_I, one.follows)
         value = busiest_port(one.traffic, one.home, channels) + _busiest_device(attention, one.home)
-        return value, _bound(one, attention, channels)
+        return value, _bound(one, attention, channels, value)
 
     check_outcome(plan, again, predictor, of_homes, "layer_s", certificate)
     check_over(plan, again, certificate)
@@ -75,14 +75,22 @@ def _cost(law: Law, tokens: int, contexts: int) -> float:
     return round((law.token_s * tokens + law.square_s * contexts) * 2**40) / 2**40
 
 
-def _bound(one: Naive, attention: Attention, channels: Channels) -> float:
+def _bound(one: Naive, attention: Attention, channels: Channels, value: float) -> float:
     """Lower bound on the time of any homes, at the solver's weights of ports and devices. Any weights prove a bound."""
     law, size = attention.law, one.traffic.gather.shape[1]
     room = one.room if law.numbers == "equal" else len(one.home)
-    bounds = least_seconds(one.traffic, attention, np.full(size, room), channels)
-    weights = np.maximum(bounds.port_weights, 0.0)
+    cases = least_seconds(one.traffic, attention, np.full(size, room), channels, value=value).cases
+    if [case.home for case in cases] not in ([None], [*range(size)]):
+        raise CertificationError("a bound by cases; expected one for each home of the longest sample")
+    return min(_of_case(case, one, attention, channels, room) for case in cases)
+
+
+def _of_case(case: Case, one: Naive, attention: Attention, channels: Channels, room: int) -> float:
+    """Lower bound on the time of homes with the longest sample at one of them, or anywhere."""
+    law, size = attention.law, one.traffic.gather.shape[1]
+    weights = np.maximum(case.port_weights, 0.0)
     weights = weights / np.maximum(weights.sum(axis=(1, 2, 3), keepdims=True), 1.0)
-    device_D = np.maximum(bounds.device_weights, 0.0)
+    device_D = np.maximum(case.device_weights, 0.0)
     device_D = device_D / max(float(device_D.sum()), 1.0)
     start, cost_ID = weighted_ports(one.traffic, weights, channels)
     if not attention.follows:
@@ -90,7 +98,14 @@ def _bound(one: Naive, attention: Attention, channels: Channels) -> float:
     costs_I = np.array([_cost(law, *map(int, pair)) for pair in zip(attention.tokens, attention.contexts, strict=True)])
     alone = (_padded if law.batches == "padded" else _packed)(costs_I, size, room)
     start += law.start_s + law.call_s + (1 - float(device_D.sum())) * alone
-    return start + least(cost_ID + costs_I[:, None] * device_D, room)
+    for sample, cost in enumerate(costs_I.tolist()):
+        for device in range(size):
+            beside = device == case.home and law.batches == "padded"
+            cost_ID[sample, device] += device_D[device] * (costs_I.max() if beside else cost)
+    if case.home is not None:
+        elsewhere = (1 + len(costs_I)) * cost_ID.max()  # more than any homes
+        cost_ID[costs_I.argmax(), np.arange(size) != case.home] = elsewhere
+    return start + least(cost_ID, room)
 
 
 def _packed(costs_I: Floats, size: int, room: int) -> float:

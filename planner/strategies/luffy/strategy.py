@@ -41,10 +41,6 @@ class Luffy(Netmoe):
 
         return CONDENSES if CONDENSES.decides in decisions else self
 
-    def check(self, task: Task) -> None:
-        """Refuse flags of what is not decided."""
-        LuffyParams.of(task.params).refuse_mixed()
-
     def pads(self, task: Task) -> bool:
         """Padding as asked for."""
         return LuffyParams.of(task.params).batches == "padded"

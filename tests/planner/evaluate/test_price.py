@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from moeplan.errors import InputError
 from moeplan.planner.evaluate.chunks import Cut, Cuts, Pipeline
-from moeplan.planner.evaluate.costs import CostModel
+from moeplan.planner.evaluate.costs import MOVED, CostModel
 from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.price import price
 from moeplan.planner.evaluate.replay import replay
@@ -39,6 +39,7 @@ from tests.planner.makers import in_several_steps, judged, planned, scene_of, si
 
 HALVES = Placement.from_sets([[[0, 1, 2, 3], [4, 5, 6, 7]]] * 3, 8)
 IN_FLOATS = replace(model(), hidden_size=8, ffn_size=8, dtype_bytes=4)
+MERGE = "moeplan profile --merge"
 UNATTENDED = ("all_to_all", "all_gather", "expert_ffn")
 
 
@@ -186,6 +187,33 @@ def test_attention_of_fewer_keys_and_parts_in_another_dtype_are_named(
     spec = replace(make_trace().model, **sizes)
     costs = known(CostModel.of(load(make_profile()), Cluster.parse("1x4"), spec, samples=True))
     assert (costs.sources["attention"], costs.other_dtype) == (source, other_dtype)
+
+
+def attending(*seconds: tuple[str, float]) -> Profile:
+    """A profile of cases of attention that take so long whatever the size."""
+    sizes = [{"batch": batch, "length": length, "hidden": 8, "calls": 1} for batch in (1, 16) for length in (16, 64)]
+    timed = [series(case, dtype="fp32", sizes=sizes, a_s=taken_s, b_s=0.0) for case, taken_s in seconds]
+    return measured_profile(Cluster(1, 4), *timed)
+
+
+def test_samples_that_move_attend_as_the_runtime_does_where_that_was_measured_and_others_as_fused() -> None:
+    fused, runtime = ("attention", 1e-3), ("attended", 3e-3)
+    at, once = np.array([4.0]), np.ones(1)
+    for profile, moving, expected_s, source in (
+        (attending(fused, runtime), True, 3e-3, "attended/fp32 (as MHA)"),
+        (attending(fused), True, 1e-3, "attention/fp32 (as MHA) (fused)"),
+        (attending(fused, runtime), False, 1e-3, None),
+    ):
+        costs = known(CostModel.of(profile, profile.cluster, IN_FLOATS, samples=True, moving=moving))
+        assert costs.sources.get(MOVED) == source
+        assert costs.sources["attention"] == "attention/fp32 (as MHA)"
+        for dispatch_model, taken_s in (("standard", 1e-3), ("coherent", 1e-3), ("migrating", expected_s)):
+            curve = known(costs.attention_of(dispatch_model))  # type: ignore[arg-type]
+            assert curve(at, 8 * at, once).seconds == pytest.approx(taken_s)
+    alone = attending(runtime)
+    costs = known(CostModel.of(alone, alone.cluster, IN_FLOATS, samples=True, moving=True))
+    assert costs.missing["attention"] == "the profile has no attention; join it with one that has, by " + MERGE
+    assert costs.attention_of("migrating") is None
 
 
 CALLS = tuple(itertools.product((1, 4, 16), (16, 64, 256), (1, 16)))

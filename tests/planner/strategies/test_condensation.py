@@ -219,7 +219,7 @@ def test_a_rise_is_per_token_with_the_interval_of_resampled_samples() -> None:
 )
 def test_what_does_not_go_together_is_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
-        LuffyParams(**asked).refuse_mixed()
+        LuffyParams(**asked).check(Cluster(1, 2))
 
 
 @pytest.mark.parametrize("text", ["0.3:0.9", "0.3:0.3"])

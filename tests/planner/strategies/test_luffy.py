@@ -9,10 +9,11 @@ import pytest
 from moeplan.errors import UsageError
 from moeplan.planner.certify import certify
 from moeplan.planner.compare import compare
+from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.description import describe
 from moeplan.profilers.fits.laws import AttentionLaw
 from moeplan.profilers.profile import load, save
-from tests.builders import known
+from tests.builders import known, measured_profile, series
 from tests.planner.makers import assert_refused, edited, generated, judged, planned, said
 
 LINKS = ("intra=100:2", "inter=10:5")
@@ -91,6 +92,27 @@ def test_the_plan_beats_what_weighs_either_alone_and_the_screen_says_by_how_much
     assert f"netmoe by {best.split()[1]}, which weighs exchanges alone, takes" in told
     assert "LUFFY's own Algorithm 1 takes" in told
     assert "attention 300 ns a token, 900 ps a token squared" in told
+
+
+@pytest.mark.parametrize("attended", [True, False])
+def test_homes_weigh_attention_as_the_runtime_runs_it_or_say_that_a_profile_lacks_it(
+    counts: Any, tmp_path: Path, attended: bool
+) -> None:
+    sizes = [
+        {"batch": batch, "length": length, "hidden": 64, "calls": 1} for batch in (1, 16) for length in (16, 64, 256)
+    ]
+    timed = [series("attention", dtype="fp32", sizes=sizes, a_s=0.0, b_s=1e-11)]
+    timed += [series("attended", dtype="fp32", sizes=sizes, a_s=0.0, b_s=4e-11)] * attended
+    save(measured_profile(Cluster.parse("2x2", LINKS), *timed), tmp_path / "profile.json")
+    plan = planned(counts, "luffy", profile=tmp_path / "profile.json", to=tmp_path / "plan.json")
+    law = known(known(plan.decisions.sample_policy).attention)
+    assert law.square_s == pytest.approx(64 * (4e-11 if attended else 1e-11), rel=0.02)
+    told = " ".join(said(plan).split())
+    assert ("attention of samples that move takes longer than these seconds" in told) == (not attended)
+    assert ("by attended/fp32" in told) == attended
+    certificate = certify(plan, counts.path, tmp_path / "profile.json", folder=tmp_path)
+    assert certificate.largest_difference < 1e-9
+    assert {"attention law", "predicted seconds"} <= {*certificate.checks}
 
 
 @pytest.mark.parametrize("settings", [{}, {"numbers": "free"}, {"batches": "padded", "numbers": "free"}])

@@ -1,6 +1,7 @@
 """The cases that each rank runs alone, and the collectives on real ranks: right answers pass, wrong ones do not."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from moeplan.profilers.cases import CASES
+from moeplan.profilers.cases.attended import Attended
 from moeplan.profilers.cases.attention import HEAD_SIZE, Attention
 from moeplan.profilers.cases.expert_ffn import ExpertFfn
 from moeplan.profilers.cases.gemm import Gemm
@@ -37,6 +39,10 @@ SIZES: dict[str, list[Size]] = {
     "attention": [
         {"batch": batch, "length": length, "hidden": 128, "calls": calls}
         for batch, length, calls in ((1, 1, 1), (2, 2, 2), (3, 33, 1), (5, 33, 2))
+    ],
+    "attended": [
+        {"batch": batch, "length": length, "hidden": 128, "calls": calls}
+        for batch, length, calls in ((1, 1, 1), (2, 2, 2), (3, 33, 1), (6, 33, 3))
     ],
     "router": [{"tokens": tokens, "hidden": 32, "experts": 16, "top_k": top_k} for tokens, top_k in ((2, 1), (40, 4))],
     "permutation": [{"tokens": tokens, "hidden": 8} for tokens in (2, 50)],
@@ -104,7 +110,7 @@ def test_fp8_is_where_the_gpu_has_it(
 
 
 def test_the_usual_dtype_of_a_device_comes_first() -> None:
-    for name in ("expert_ffn", "routed_block", "attention", "router"):
+    for name in ("expert_ffn", "routed_block", "attention", "attended", "router"):
         assert CASES[name].dtypes("cpu")[0] == "fp32"
         assert CASES[name].dtypes("cuda:0")[0] == "bf16"
 
@@ -148,6 +154,52 @@ def test_attention_in_several_calls_gives_what_one_call_does_and_calls_as_often(
     assert seen == [2, 1, 1]
 
 
+def test_moving_samples_that_see_the_future_or_each_other_are_a_wrong_answer() -> None:
+    inputs, output, judge = judged("attended", {"batch": 2, "length": 40, "hidden": 2 * HEAD_SIZE, "calls": 1})
+    w_qkv, w_out, turned = inputs.weights.w_qkv, inputs.weights.w_out, slow_rotation(inputs.position)
+    q, k, v = ((inputs.x @ part).view(2, 40, 2, HEAD_SIZE) for part in w_qkv.split(2 * HEAD_SIZE, dim=1))
+    q, k = (torch.einsum("bshc,scd->bshd", part, turned[:40]) for part in (q, k))
+    q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+    seeing, causal = (
+        functional.scaled_dot_product_attention(q, k, v, is_causal=one).transpose(1, 2).reshape(80, -1) @ w_out
+        for one in (False, True)
+    )
+    assert str(judge(seeing)).startswith("token 0 off by")
+    assert judge(output.roll(1, 0)) is not None
+    torch.testing.assert_close(output, causal)
+
+
+def slow_rotation(position_T: torch.Tensor) -> torch.Tensor:
+    """A matrix `[T, C, C]` for each position, which turns elements i and i + C / 2 by position / 10,000^(2 i / C)."""
+    half, turned = HEAD_SIZE // 2, torch.zeros(len(position_T), HEAD_SIZE, HEAD_SIZE)
+    for at, position in enumerate(position_T.tolist()):
+        for one in range(half):
+            angle = position / 10_000 ** (one / half)
+            turned[at, one, one] = turned[at, one + half, one + half] = math.cos(angle)
+            turned[at, one, one + half], turned[at, one + half, one] = math.sin(angle), -math.sin(angle)
+    return turned
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [(1, [(9, 8)]), (2, [(8, 4), (10, 4)]), (4, [(6, 2), (8, 2), (10, 2), (12, 2)])],
+)
+def test_moving_samples_attend_in_one_call_for_each_length_around_that_of_the_size(
+    calls: int, expected: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted, attend = list[tuple[int, int]](), functional.scaled_dot_product_attention
+
+    def counting(q: Any, *args: Any, **options: Any) -> Any:
+        counted.append((q.shape[2], len(q)))
+        return attend(q, *args, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", counting)
+    inputs, output, judge = judged("attended", {"batch": 8, "length": 9, "hidden": 128, "calls": calls})
+    assert sorted(counted) == expected
+    assert judge(output) is None
+    assert len(inputs.x) == sum(length * number for length, number in expected)
+
+
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
@@ -183,6 +235,10 @@ def test_work_counts_the_multiply_adds_and_bytes_one_by_one() -> None:
     assert ExpertFfn().work(experts, 1) == 6 * (5 * 7 + 5 * 7 + 7 * 5)
     pairs = sum(1 for query in range(9) for key in range(9) if key <= query)
     assert Attention().work({"batch": 2, "length": 9, "hidden": 64}, 1) == 2 * (9 * 4 * 64 * 64 + pairs * 2 * 64)
+    every = {one: sum(1 for query in range(one) for key in range(one) if key <= query) for one in range(7, 12)}
+    for calls, lengths in ((1, (9, 9)), (2, (8, 10)), (3, (7, 9, 11))):
+        size: Size = {"batch": len(lengths), "length": 9, "hidden": 64, "calls": calls}
+        assert Attended().work(size, 1) == sum(one * 4 * 64 * 64 + every[one] * 2 * 64 for one in lengths)
     assert Router().work({"tokens": 3, "hidden": 4, "experts": 5, "top_k": 2}, 1) == 3 * 4 * 5
     assert Permutation().work({"tokens": 3, "hidden": 8}, 1) == 2 * 2 * 3 * torch.zeros(8).nbytes
 

@@ -23,6 +23,7 @@ KEYS = {
     "expert_ffn": ("tokens", "experts", "hidden", "ffn", "grouped"),
     "routed_block": ("tokens", "experts", "hidden", "ffn"),
     "attention": ("batch", "length", "hidden", "calls"),
+    "attended": ("batch", "length", "hidden", "calls"),
     "router": ("tokens", "hidden", "experts", "top_k"),
     "permutation": ("tokens", "hidden"),
     "all_to_all": ("bytes",),
@@ -67,7 +68,9 @@ def test_a_grid_is_the_same_on_all_ranks_and_ascends(name: str, device: str, num
     assert name == "uneven_all_to_all" or work == sorted(work)
 
 
-@pytest.mark.parametrize("name", ["gemm", "expert_ffn", "routed_block", "attention", "router", "permutation"])
+@pytest.mark.parametrize(
+    "name", ["gemm", "expert_ffn", "routed_block", "attention", "attended", "router", "permutation"]
+)
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 @pytest.mark.parametrize("quick", [True, False])
 def test_every_two_axes_vary_independently(name: str, device: str, quick: bool) -> None:
@@ -81,7 +84,7 @@ def test_every_two_axes_vary_independently(name: str, device: str, quick: bool) 
 
 
 def test_quick_grids_are_small_and_hold_small_models_and_the_demo_inside() -> None:
-    assert sum(len(grid(case.name, quick=True)) for case in PLANNED) <= 66
+    assert sum(len(grid(case.name, quick=True)) for case in PLANNED) <= 76
     demo = ModelConfig()
     local = demo.num_experts // 4
     inside: dict[str, dict[str, tuple[int, ...]]] = {
@@ -89,6 +92,7 @@ def test_quick_grids_are_small_and_hold_small_models_and_the_demo_inside() -> No
         "expert_ffn": {"hidden": (64, demo.hidden_size, 1024), "ffn": (demo.ffn_size,), "experts": (local,)},
         "routed_block": {"hidden": (demo.hidden_size, 1024), "ffn": (demo.ffn_size * 2 // 3,), "experts": (local,)},
         "attention": {"hidden": (64, demo.hidden_size, 1024), "length": (demo.max_positions,), "batch": (1, 4)},
+        "attended": {"hidden": (64, demo.hidden_size, 1024), "length": (demo.max_positions,), "batch": (1, 4)},
         "router": {"hidden": (64, demo.hidden_size, 1024), "experts": (demo.num_experts,), "top_k": (demo.top_k,)},
         "permutation": {"hidden": (64, demo.hidden_size, 1024)},
     }
@@ -107,6 +111,7 @@ def test_no_size_needs_more_memory_than_a_rank_has(device: str, gib: float) -> N
             3 * s["experts"] * s["hidden"] * s["ffn"] + s["tokens"] * (6 * s["hidden"] + 4 * s["ffn"])
         ),
         "attention": lambda s: 4 * s["hidden"] ** 2 + 6 * s["batch"] * s["length"] * s["hidden"],
+        "attended": lambda s: 4 * s["hidden"] ** 2 + 20 * s["batch"] * s["length"] * s["hidden"] + 2 * s["length"] ** 2,
         "router": lambda s: s["tokens"] * (s["hidden"] + 2 * s["experts"]),
         "permutation": lambda s: 3 * s["tokens"] * s["hidden"],
     }

@@ -145,14 +145,36 @@ def test_no_homes_beat_the_bound(step: Step) -> None:
 def test_the_weights_of_a_bound_prove_it_over_any_homes(step: Step) -> None:
     channels = Channels.of(step.cluster, BYTES)
     found = least_seconds(step.traffic, step.attention, step.places, channels)
-    assert min(found.port_weights.min(), found.device_weights.min()) >= 0
-    assert found.port_weights.sum(axis=(1, 2, 3)).max() <= 1 + 1e-9
-    assert found.device_weights.sum() <= 1 + 1e-9
+    longest, homes = int(step.attention.cost.argmax()), [case.home for case in found.cases]
+    assert homes in ([None], [*range(step.cluster.num_devices)])
+    for case in found.cases:
+        assert min(case.port_weights.min(), case.device_weights.min()) >= 0
+        assert case.port_weights.sum(axis=(1, 2, 3)).max() <= 1 + 1e-9
+        assert case.device_weights.sum() <= 1 + 1e-9
     rng = np.random.default_rng(0)
     slots = np.repeat(np.arange(step.cluster.num_devices), step.places)
     for _ in range(20):
         home = rng.permutation(slots)[: len(step.copies)]
-        assert found.seconds <= naive_seconds(step, home) * (1 + 1e-9) + 1e-11
+        (case,) = [case for case in found.cases if case.home in (None, home[longest])]
+        assert found.seconds <= case.seconds <= naive_seconds(step, home) * (1 + 1e-9) + 1e-11
+
+
+@pytest.mark.parametrize("batches", ["packed", "padded"])
+def test_the_longest_sample_is_on_one_device_though_shares_of_it_would_be_faster_on_all(batches: Any) -> None:
+    """It has as many copies with each of two devices; halves of it on both would halve what a port passes."""
+    law, million = luffy.Law(0.0, 1e-9, 1e-12, batches, "free"), 10**6
+    step = Step(
+        np.array([[million, million], [1, 0], [0, 1]]),
+        None,
+        luffy.Attention(law, tokens := np.array([100, 1, 1]), tokens**2),
+        Cluster(1, 2, LINKS),
+    )
+    channels, value = Channels.of(step.cluster, BYTES), rehome(step, bounded=False).dealt[0].objective.value
+    (anywhere,) = least_seconds(step.traffic, step.attention, step.places, channels, value=0.0).cases
+    each = least_seconds(step.traffic, step.attention, step.places, channels, value=value)
+    assert [case.home for case in each.cases] == [0, 1]
+    assert anywhere.seconds < 0.6 * value
+    assert each.seconds == pytest.approx(value, rel=1e-3)
 
 
 @settings(max_examples=10)
@@ -161,7 +183,7 @@ def test_a_programme_too_large_leaves_a_bound_that_equal_weights_prove(step: Ste
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bound, "MOST_CELLS", 0)
         found = least_seconds(step.traffic, step.attention, step.places, Channels.of(step.cluster, BYTES))
-    assert len({*found.port_weights.ravel().tolist()}) == 1
+    assert all(len({*case.port_weights.ravel().tolist()}) == 1 for case in found.cases)
     alone = least_attention(step.attention, step.places) + step.attention.start_s + step.attention.call_s
     assert found.seconds >= alone * (1 - 1e-9), "attention counts as much as it takes alone"
     assert 0 < found.seconds <= rehome(step, bounded=False).dealt[0].objective.value * (1 + 1e-9) + 1e-11
