@@ -81,11 +81,8 @@ def stays_on_node(*, nodes: Sequence[int]) -> float:
     """How many times as many transitions stay on a node as with experts in order, mean over numbers of nodes."""
     ratios = []
     for size in nodes:
-        solved, ordered = (
-            fmean(Kept.of(one, place(one, size)).node for one in _chains())
-            for place in (lambda one, n: placed(one, nodes_of(NODE * n)), lambda one, n: in_order(one, NODE * n))
-        )
-        ratios.append(solved / ordered)
+        ours = fmean(Kept.of(one, placed(one, nodes_of(NODE * size))).node for one in _chains())
+        ratios.append(ours / fmean(Kept.of(one, in_order(one, NODE * size)).node for one in _chains()))
     return fmean(ratios)
 
 
@@ -293,8 +290,8 @@ def _costs(
 
 
 def _spec(
-    *, experts: int, top_k: int, hidden: int, ffn: int, element_bytes: int, kv: int | None = None, heads: int | None = None,
-    kv_heads: int | None = None, groups: int | None = None, top_groups: int | None = None,
+    *, experts: int, top_k: int, hidden: int, ffn: int, element_bytes: int, kv: int | None = None,
+    heads: int | None = None, kv_heads: int | None = None, groups: int | None = None, top_groups: int | None = None,
 ) -> ModelSpec:  # fmt: skip
     return ModelSpec(
         name="published", layer_ids=tuple(range(LAYERS)), num_experts=experts, top_k=top_k, hidden_size=hidden,
