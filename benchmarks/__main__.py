@@ -16,7 +16,7 @@ from typing import Any
 from moeplan.errors import MoeplanError
 
 from .growth import draw
-from .report import index, page, show
+from .report import index, page, page_name, show
 from .result import Environment, Result, Section, load, refuse_changes, save
 from .study import DEFAULT, DEFAULT_DATA, SUBJECTS, Row, Settings, Study, studies
 
@@ -53,7 +53,7 @@ def write(result: Result, folder: Path) -> None:
     """Save a result as JSON, its page and picture, and the index of all that are there."""
     save(result, folder / f"{result.subject}.json")
     draw(result, folder / f"{result.subject}.svg")
-    (folder / f"{result.subject}.md").write_text(page(result))
+    (folder / page_name(result.subject)).write_text(page(result))
     there = [folder / f"{name}.json" for name in SUBJECTS]
     (folder / "README.md").write_text(index([load(path) for path in there if path.exists()]))
 

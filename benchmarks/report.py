@@ -9,7 +9,7 @@ from moeplan.planner.figures import percent
 
 from .growth import FITTED, Curve, curves
 from .result import Result, Section
-from .study import Row
+from .study import PAGES, Row, subject
 
 HEAD = ("instance", "method", "quality", "bound", "seconds", "MB", "x base")
 INTRODUCTION = """# Benchmarks
@@ -45,6 +45,9 @@ LEAST = 0.001  # a smaller share has two digits
 
 def page(result: Result) -> str:
     """The page of a subject."""
+    if result.subject in PAGES:
+        own: str = subject(result.subject).page(result)
+        return own
     there, flag = result.environment, "" if result.form == "usual" else f" --{result.form}"
     packages = ", ".join(f"{name} {version}" for name, version in there.packages.items())
     lines = [
@@ -56,11 +59,16 @@ def page(result: Result) -> str:
     return "\n\n".join([*lines, *map(_section, result.sections), *_growth(result.subject, curves(result))]) + "\n"
 
 
+def page_name(name: str) -> str:
+    """The page of a subject, from the folder of results."""
+    return PAGES.get(name, f"{name}.md")
+
+
 def index(results: list[Result]) -> str:
     """The page that leads to all others."""
     lines = []
     for result in results:
-        there, link = result.environment, f"[{result.subject}]({result.subject}.md): {result.about}"
+        there, link = result.environment, f"[{result.subject}]({page_name(result.subject)}): {result.about}"
         load = f"{there.load_at_start} to {there.load_at_end}"
         lines.append(f"| {link} | {result.form} | {there.date} | {there.commit} | {load} |\n")
     return INTRODUCTION + "".join(lines)

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from moeplan.errors import UsageError
 from moeplan.files import read_json, write_json
 
-from .study import Row
+from .study import PAGES, Row
 
 PACKAGES = ("moeplan", "numpy", "scipy", "ortools", "pulp", "numba", "torch")
 ROOT = Path(__file__).parents[1]
@@ -112,7 +112,9 @@ def _cpu() -> str:
 
 
 def _changes(root: Path) -> list[str]:
-    found = _git(root, "status", "--porcelain", "--no-renames", "--", ".", f":(exclude){SAVED}") or ""
+    saved = [SAVED, *(os.path.normpath(f"{SAVED}/{page}") for page in PAGES.values())]
+    others = [f":(exclude){path}" for path in saved]
+    found = _git(root, "status", "--porcelain", "--no-renames", "--", ".", *others) or ""
     return [line[3:] for line in found.splitlines()]
 
 

@@ -33,8 +33,10 @@ SUBJECTS = {
     "one_gpu": "Experts of a plan on one GPU, device after device: seconds measured beside those of a preset",
     "cuda": "The runtime on one GPU: experts, its own cost, chunks, condensation, attention, moves, and measuring",
     "rebalancing": "Replicas that follow the load, trained on an emulated cluster: seconds beside seconds predicted",
+    "truth": "Figures that others measured and published, beside what moeplan predicts of them",
     "emulated_cluster": "Plans carried out on an emulated cluster: seconds measured beside seconds predicted",
 }
+PAGES = {"truth": "../truth.md"}  # that do not lie beside their results, with a form of their own
 DEFAULT = tuple(SUBJECTS)[:6]  # the strategies and what they solve with
 
 
@@ -104,5 +106,10 @@ class Study(Generic[Instance]):
 
 def studies(name: str) -> tuple[Study[Any], ...]:
     """The studies of a subject."""
-    found: tuple[Study[Any], ...] = importlib.import_module(f".cases.{name}", __package__).STUDIES
+    found: tuple[Study[Any], ...] = subject(name).STUDIES
     return found
+
+
+def subject(name: str) -> Any:
+    """The module of a subject: its `STUDIES`, and its `page` where that has a form of its own."""
+    return importlib.import_module(f".cases.{name}", __package__)

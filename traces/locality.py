@@ -26,6 +26,7 @@ class Locality:
     index: NDArray[np.float64]
     information: Information  #: What it is made of: bits that the sample of a choice tells of its expert
     num_samples: int  #: Samples looked at
+    num_tokens: float  #: Their tokens, mean over layers
 
 
 def locality(loads_ILE: NDArray[np.int64], top_k: int, *, seed: int, draws: int = DRAWS) -> Locality:
@@ -51,7 +52,8 @@ def locality(loads_ILE: NDArray[np.int64], top_k: int, *, seed: int, draws: int 
     by_chance = np.array([np.mean([_left(loads) for loads in null]) for null in nulls])
     room = by_chance - np.log2(top_k)
     index = np.divide(by_chance - left, room, out=np.zeros_like(room), where=room > MIN_ROOM)  # (1)
-    return Locality(np.clip(index, 0, 1), information, len(loads_ILE))
+    tokens = float(loads_ILE.sum(axis=(0, 2)).mean() / top_k)
+    return Locality(np.clip(index, 0, 1), information, len(loads_ILE), tokens)
 
 
 class SampleLoads:

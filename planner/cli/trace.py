@@ -117,6 +117,8 @@ def info(
 ) -> None:
     """Print what a trace holds: tokens, samples, phases, and by layer skew, affinity to the next, and locality.
 
+    A recording that looks like one of random tokens, which overstate skew, is named.
+
     \b
     Example:
       moeplan trace info traces --plot traces.html

@@ -14,7 +14,7 @@ import pytest
 import benchmarks.__main__ as driver
 from benchmarks.growth import FITTED, curves, draw
 from benchmarks.race import peak_bytes, race
-from benchmarks.report import index, page, show
+from benchmarks.report import index, page, page_name, show
 from benchmarks.result import SAVED, Environment, Result, Section, commit, load, refuse_changes, save
 from benchmarks.study import DEFAULT, SUBJECTS, Row, Settings, Study, studies
 from moeplan.errors import UsageError
@@ -37,7 +37,7 @@ def test_the_page_is_the_one_that_the_results_give(name: str) -> None:
     result = load(DOCS / f"{name}.json")
     picture = DOCS / f"{name}.svg"
     assert result.subject == name
-    assert (DOCS / f"{name}.md").read_text() == page(result)
+    assert (DOCS / page_name(name)).read_text() == page(result)
     assert picture.exists() == bool(curves(result))
     assert not picture.exists() or picture.stat().st_size < 100_000
 

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from moeplan.planner.demo.text import record_embedded, record_text
 from moeplan.traces import locality as module
 from moeplan.traces.count_form import read_counts, tabulate, write_counts
 from moeplan.traces.information import Information, affinity_information, entropy, mutual_information
 from moeplan.traces.locality import SampleLoads, locality
 from moeplan.traces.schema import PHASES
-from moeplan.traces.statistics import describe, describe_counts
+from moeplan.traces.statistics import describe, describe_counts, gini, gini_by_chance
 from tests.builders import known
 from tests.traces.builders import COUNTS_META, MakeTrace, make_batch
 
@@ -222,3 +223,26 @@ def test_kept_samples_keep_all_their_loads_however_they_come(monkeypatch: pytest
         for layer in range(2):
             rows_of = (sample_R == sample) & (layer_R == layer)
             assert loads[layer].tolist() == counts_RE[rows_of].sum(0).tolist()
+
+
+def test_gini_is_that_of_all_pairs_and_by_chance_that_of_even_draws() -> None:
+    rng = np.random.default_rng(0)
+    loads_LE = np.array([[5, 5, 5, 5], [0, 0, 0, 8], [1, 2, 3, 10], [0, 0, 0, 0]])
+    pairs = [sum(abs(a - b) for a in row for b in row) / (2 * 4 * max(sum(row), 1)) for row in loads_LE.tolist()]
+    assert gini(loads_LE).tolist() == pytest.approx(pairs)
+    even_LE = rng.multinomial(4000, np.full(16, 1 / 16), size=400)
+    assert gini_by_chance(even_LE[:1])[0] == pytest.approx(gini(even_LE).mean(), rel=0.05)
+
+
+def test_random_tokens_of_a_model_are_told_from_text_and_overstate_its_skew(tmp_path: Path) -> None:
+    text = record_text()
+    letters = "".join(map(chr, np.random.default_rng(0).integers(32, 127, len(text))))
+    real, made_up = (describe(record_embedded(one, tmp_path / name)) for name, one in (("a", text), ("b", letters)))
+    assert not real.as_of_random_tokens
+    assert made_up.as_of_random_tokens
+    assert np.median(made_up.gini) > 1.2 * np.median(real.gini)
+    assert not dataclasses.replace(made_up, locality=None).as_of_random_tokens  # nothing is known without samples
+    even = np.full_like(made_up.loads, made_up.loads.mean())
+    assert not dataclasses.replace(made_up, gini=gini(even)).as_of_random_tokens
+    short = dataclasses.replace(known(made_up.locality), num_tokens=known(made_up.locality).num_samples * 10.0)
+    assert not dataclasses.replace(made_up, locality=short).as_of_random_tokens

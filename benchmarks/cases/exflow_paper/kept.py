@@ -65,7 +65,7 @@ def in_order(fit: Array, num_devices: int) -> Placement:
     return contiguous.solve(len(fit) + 1, fit.shape[1], Cluster(1, num_devices)).placement
 
 
-def exchange_s(transitions: Array, placement: Placement) -> float:
+def exchange_s(transitions: Array, placement: Placement, tokens: int = TOKENS_EACH) -> float:
     """Seconds that the layers' one all-to-all takes in context coherence, every GPU starting with as many tokens.
 
     Notes
@@ -76,7 +76,7 @@ def exchange_s(transitions: Array, placement: Placement) -> float:
     cluster, layers = nodes_of(size), len(transitions)
     held = [placement.holds(layer).astype(float) for layer in range(layers + 1)]
     flow_LDD = np.array([held[at].T @ transitions[at] @ held[at + 1] for at in range(layers)])
-    flow_LDD *= TOKENS_EACH * size / flow_LDD.sum(axis=(1, 2), keepdims=True)
+    flow_LDD *= tokens * size / flow_LDD.sum(axis=(1, 2), keepdims=True)
     node_D = np.arange(size) // NODE
     near_DD = node_D[:, None] == node_D
     crossing = [near_DD & ~np.eye(size, dtype=bool), ~near_DD][: len(cluster.links)]

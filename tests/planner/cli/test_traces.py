@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moeplan.planner.demo.text import record_embedded, record_text
 from tests.traces.importers.recordings import config, distinct_ids, megatron, physical_map, stat, vllm_response, write
 from tests.traces.importers.recordings import per_pass as passes
 
@@ -160,3 +161,17 @@ def test_the_names_of_examples_are_told_in_one_line(moeplan: Any, refuse: Any, t
         "examples": ["gpt-oss-20b"]
     }
     refuse("trace", "example", "gpt-oss", cwd=tmp_path, code=2, words="example 'gpt-oss'; expected gpt-oss-20b")
+
+
+def test_info_names_a_recording_that_looks_like_one_of_random_tokens(info: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    letters = "".join(map(chr, rng.integers(32, 127, 20_000)))
+    record_embedded(letters, tmp_path / "made_up")
+    record_embedded(record_text()[:20_000], tmp_path / "text")
+    (told, screen), (real, plain) = info("made_up", tmp_path), info("text", tmp_path)
+    assert (told["as_of_random_tokens"], real["as_of_random_tokens"]) == (True, False)
+    assert np.median(told["gini"]) > 10 * np.median(told["gini_by_chance"])
+    words = " ".join(screen.split())
+    assert "If the prompts were made up, record real ones." in words
+    assert f"median Gini {np.median(told['gini']):.2f}; by chance {np.median(told['gini_by_chance']):.2f}" in words
+    assert "random?" not in plain
