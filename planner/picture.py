@@ -10,7 +10,6 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -46,6 +45,7 @@ def colour_rules(colours: Sequence[str]) -> str:
 class Picture:
     """A picture of a page; a console leaves it out."""
 
+    title: str
     width = WIDE
 
     def content(self) -> tuple[str, float]:
@@ -58,7 +58,8 @@ class Picture:
     def html(self) -> str:
         """Figure of a page."""
         content, height = self.content()
-        return f'<figure><svg viewBox="0 0 {self.width} {height:.0f}" role="img">{content}</svg></figure>'
+        about = f'role="img" aria-label="{html.escape(self.title)}"'
+        return f'<figure><svg viewBox="0 0 {self.width} {height:.0f}" {about}>{content}</svg></figure>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +108,14 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:
-    """Values along a plot's axis."""
+    """Values along a plot's axis; where one is not a number, a line is broken."""
 
     x: ArrayLike
     y: ArrayLike
     name: str = ""  #: In the legend; empty: not there
     colour: int = BLUE
-    shape: Literal["line", "dashed", "steps", "dots", "ticks", "bars"] = "line"
-    #: low, high: ends of intervals of dots, of a band around a line, or of `bars` along the x axis
+    shape: Literal["line", "dashed", "faint", "steps", "dots", "ticks"] = "line"
+    #: low, high: ends of intervals of dots, or of a band around a line
     low: ArrayLike | None = None
     high: ArrayLike | None = None
     words: Sequence[str] = ()  #: Of each dot, where one points at it
@@ -133,9 +134,10 @@ class Plot(Picture):
 
     def content(self) -> tuple[str, float]:
         """Elements of an SVG, and their height."""
-        x = self.x.spanning(_together([line.x for line in self.lines], self.lines if _along(self.lines) else ()))
-        y = self.y.spanning(_together([line.y for line in self.lines], () if _along(self.lines) else self.lines))
-        legend, top = _head(self.title, [(line.name, line.colour) for line in self.lines if line.name])
+        x = self.x.spanning(_together([line.x for line in self.lines]))
+        y = self.y.spanning(_together([one for line in self.lines for one in (line.y, line.low, line.high)]))
+        named = [(line.name, line.colour) for line in self.lines if line.name and np.size(line.x)]
+        legend, top = _head(self.title, named)
         if self.y.title:
             legend += _text(0, top + 10, self.y.title, "s")
             top += LINE
@@ -196,7 +198,7 @@ class Bars(Picture):
         content += _frame(x, None, (0, WIDE - 8.0), (top, bottom))
         for number, bar in enumerate(self.bars):
             at = top + 32 * number
-            content += _text(0, at + 12, bar.name, "t") + _text(WIDE - 8, at + 12, bar.end, "s", "end")
+            content += _text(0, at + 12, bar.name, "t", most=36) + _text(WIDE - 8, at + 12, bar.end, "s", "end")
             for span in bar.spans:
                 first, last = x.place([span.start, span.start + span.length], 0, WIDE - 8.0).tolist()
                 shape = f'x="{first:.2f}" y="{at + 16:.1f}" width="{max(last - first, 0):.2f}" height="12"'
@@ -263,15 +265,9 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _together(values: Sequence[ArrayLike], lines: Sequence[Line]) -> NDArray[np.float64]:
-    """All values, and the ends of the intervals of some lines."""
-    ends = [one for line in lines for one in (line.low, line.high) if one is not None]
-    return np.concatenate([np.asarray(one, np.float64).ravel() for one in (*values, *ends)] or [np.zeros(0)])
-
-
-def _along(lines: Sequence[Line]) -> bool:
-    """Check whether intervals are along the x axis."""
-    return any(line.shape == "bars" for line in lines)
+def _together(values: Sequence[ArrayLike | None]) -> NDArray[np.float64]:
+    """All values that there are."""
+    return np.concatenate([np.zeros(0), *(np.asarray(one, np.float64).ravel() for one in values if one is not None)])
 
 
 def _ordinals(axis: Axis) -> Iterator[tuple[float, str]]:
@@ -299,14 +295,14 @@ def _round_numbers(low: float, high: float, *, log: bool) -> list[float]:
 
 def _head(title: str, legend: Sequence[tuple[str, int]]) -> tuple[str, float]:
     """The title, and the legend in as many lines as it takes; and their height."""
-    content, top = (f'<text class="t b" x="0" y="12">{html.escape(title)}</text>', 20.0) if title else ("", 2.0)
+    content, top = (_text(0, 12, title, "t b", most=56), 20.0) if title else ("", 2.0)
     at = 0.0
     for name, colour in dict.fromkeys(legend):
         wide = 18 + SIGN * len(name)
         if at and at + wide > WIDE:
             at, top = 0.0, top + LINE
         content += f'<rect class="f{colour}" x="{at:.0f}" y="{top + 2:.0f}" width="9" height="9" rx="2"/>'
-        content += _text(at + 13, top + 10, name, "t")
+        content += _text(at + 13, top + 10, name, "t", most=60)
         at += wide + 8
     return content, top + (LINE + 3 if legend else 0)
 
@@ -334,12 +330,7 @@ def _drawn(line: Line, x: Axis, y: Axis, across: tuple[float, float], down: tupl
     at_x, at_y = x.place(line.x, *across), y.place(line.y, *ups)
     content = ""
     if line.low is not None and line.high is not None:
-        ends = [np.asarray(one, np.float64) for one in (line.low, line.high)]
-        if line.shape == "bars":
-            low, high = (x.place(one, *across) for one in ends)
-            strokes = "".join(f"M{a:.1f} {c:.1f}H{b:.1f}" for a, b, c in zip(low, high, at_y, strict=True))
-            return f'<path class="l{line.colour}" stroke-width="3" stroke-opacity=".45" d="{strokes}"/>'
-        low, high = (y.place(one, *ups) for one in ends)
+        low, high = (y.place(one, *ups) for one in (line.low, line.high))
         if line.shape == "line":
             points = _path(np.concatenate([at_x, at_x[::-1]]), np.concatenate([low, high[::-1]]))
             content = f'<path class="f{line.colour}" fill-opacity=".18" stroke="none" d="{points}Z"/>'
@@ -360,15 +351,19 @@ def _drawn(line: Line, x: Axis, y: Axis, across: tuple[float, float], down: tupl
         return content + f'<path class="l{line.colour}" stroke-width="5" stroke-linecap="round" d="{strokes}"/>'
     if line.shape == "steps":
         at_x, at_y = np.repeat(at_x, 2)[1:], np.repeat(at_y, 2)[:-1]
-    dash = ' stroke-dasharray="5 3"' if line.shape == "dashed" else ""
-    return content + f'<path class="l{line.colour}" stroke-width="2"{dash} d="{_path(at_x, at_y)}"/>'
+    kind = {"dashed": ' stroke-dasharray="5 3"', "faint": ' stroke-opacity=".45"'}.get(line.shape, "")
+    return content + f'<path class="l{line.colour}" stroke-width="2"{kind} d="{_path(at_x, at_y)}"/>'
 
 
 def _path(x: NDArray[np.float64], y: NDArray[np.float64]) -> str:
-    known = np.isfinite(x) & np.isfinite(y)
-    points = [f"{a:.1f} {b:.1f}" for a, b in zip(x[known], y[known], strict=True)]
-    kept = [one for before, one in pairwise(["", *points]) if one != before]
-    return f"M{'L'.join(kept)}" if kept else ""
+    """A line through points, broken where one is not known."""
+    content, pen, last = list[str](), "M", ""
+    for known, a, b in zip(np.isfinite(x) & np.isfinite(y), x, y, strict=True):
+        point = f"{a:.1f} {b:.1f}"
+        if known and (pen == "M" or point != last):
+            content.append(pen + point)
+        pen, last = "L" if known else "M", point
+    return "".join(content)
 
 
 def _image(shares: NDArray[Any], x: float, y: float, width: float, height: float) -> str:
@@ -398,7 +393,8 @@ def _anchor(at: float) -> str:
     return "start" if at < 40 else "end" if at > WIDE - 40 else "middle"
 
 
-def _text(x: float, y: float, words: str, kind: str, anchor: str = "start") -> str:
+def _text(x: float, y: float, words: str, kind: str, anchor: str = "start", *, most: int = 64) -> str:
+    words = words if len(words) <= most else f"{words[: most - 3]}..."
     side = "" if anchor == "start" else f' text-anchor="{anchor}"'
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}"{side}>{html.escape(words)}</text>' if words else ""
 

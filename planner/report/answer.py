@@ -47,12 +47,11 @@ def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
 
 
 def headline(plan: Plan) -> str:
-    """The gain alone, or why there is none, in a few words."""
-    verdict, evaluation = plan.verdict, plan.evaluation
-    if verdict is None or evaluation is None or verdict.share is None or verdict.metric not in METRICS:
-        return doubt(plan)
-    doubted = doubt(plan)
-    if doubted in (NOTHING_TO_GAIN, WORSE):
+    """The gain alone, or why there is none, in a few words; empty for a plan that was not judged."""
+    verdict, evaluation, doubted = plan.verdict, plan.evaluation, doubt(plan)
+    if verdict is None or evaluation is None:
+        return ""
+    if verdict.share is None or doubted in (NOTHING_TO_GAIN, WORSE):
         return doubted
     noun = _noun(verdict, contender_of(evaluation.judging, verdict.against))
     return f"{change_text(verdict.share.value)} {noun}{', not certain' if doubted else ''}"

@@ -76,7 +76,7 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
         time_section(part, today, whole=all(row.plan.decisions.pipeline is None for row in comparison.compared)),
         traffic_section(part, comparison.tallies, [today, *labels], today, comparison.cluster),
     ]
-    text = f"on {comparison.trace}; cluster {comparison.cluster}, {step_words(comparison, part)}"
+    text = f"{first.plan.model.name} on {comparison.cluster}"
     sections = [replace(answer, title=""), table, *filter(None, pictures), *rest]
     write_page(path, "Plans compared", text, sections)
 

@@ -23,7 +23,7 @@ from .next_step import after_solve, per_engine
 from .pictures import histogram, load_section, strips, time_section, traffic_section
 from .plan import about, plan_sections, strategies_of
 
-# Names of the balance b by those who print it: https://docs are theirs; b is max/mean of devices.
+# The balance of devices as engines print it, by what it is of max/mean.
 UNITS: dict[str, Callable[[float], float]] = {
     "max/mean (moeplan)": lambda b: b,
     "mean/max (vLLM)": lambda b: 1 / b,
@@ -83,9 +83,9 @@ class PlanPage:
             pictures += strategy.pictures(plan, self.path.parent, self.recount.task)
         if self.shown is not None and tallies:
             pictures.append(traffic_section(part, tallies, [today, ours], today, plan.cluster))
-        first = Text.of(answer(plan), *self.left_out)
+        large = [Headline(words)] if (words := headline(plan)) else []
         return [
-            Section("", (Headline(headline(plan)), first)),
+            Section("", (*large, Text.of(answer(plan), *self.left_out))),
             *(section for section in document if not section.verbose),
             *filter(None, pictures),
             *self._trust(),
@@ -141,7 +141,9 @@ class PlanPage:
         """The answer and the loads as an SVG of the size that links are shown with."""
         width, height = CARD
         lines = textwrap.wrap(answer(self.plan), 54)[:7]
-        content = _large(40, 62, title, 24, "s") + _large(40, 140, headline(self.plan), 52, "t", bold=True)
+        words = headline(self.plan)
+        content = _large(40, 62, title, 24, "s")
+        content += _large(40, 140, words, min(52, 940 // max(len(words), 1)), "t", bold=True)
         content += "".join(_large(40, 182 + 26 * at, line, 19, "t") for at, line in enumerate(lines))
         if self.shown is not None and (tallies := self.tallies):
             part, today, ours = self.shown

@@ -86,9 +86,10 @@ def strips(
     x = Axis("load over the mean of devices", ends=(min(float(every.min()), 1.0), float(every.max()) * 1.01))
     for number, labels in enumerate(_alike({name: np.column_stack([share[name], busiest[name]]) for name in share})):
         share_LD, layers_L = share[labels[0]], np.arange(len(share[labels[0]]))
+        ends_L3 = np.stack([share_LD.min(axis=1), share_LD.max(axis=1), np.full(len(share_LD), np.nan)], axis=1)
         colour = COLOURS[(number - 1) % len(COLOURS)] if number else GREY
         lines = [
-            Line(layers_L, layers_L, "", colour, "bars", share_LD.min(axis=1), share_LD.max(axis=1)),
+            Line(ends_L3.ravel(), np.repeat(layers_L, 3), "", colour, "faint"),
             Line(share_LD.ravel(), np.repeat(layers_L, share_LD.shape[1]), "", colour, "dots"),
             Line(busiest[labels[0]], layers_L, "", RED, "ticks"),
         ]

@@ -88,10 +88,10 @@ def pictures(plan: Plan, folder: Path, task: "Task | None") -> Iterator[Section]
     home_LE = np.array([placement.holds(layer).argmax(axis=1) for layer in range(placement.num_layers)])
     in_order = np.arange(num_experts) * devices // num_experts
     heats = list[Heat]()
-    for name, of in (("today", np.broadcast_to(in_order, home_LE.shape)), ("plan", home_LE)):
-        for layer in layers:
-            rows, columns = (np.argsort(of[at], kind="stable") for at in (layer, layer + 1))
-            borders = np.flatnonzero(np.diff(of[layer][rows])) + 1
+    for layer in layers:
+        for name, of_LE in (("today", np.broadcast_to(in_order, home_LE.shape)), ("plan", home_LE)):
+            rows, columns = (np.argsort(of_E, kind="stable") for of_E in of_LE[layer : layer + 2])
+            borders = np.flatnonzero(np.diff(of_LE[layer][rows])) + 1
             shares = share_LEE[layer][np.ix_(rows, columns)]
             heats.append(Heat(f"{layer} to {layer + 1}, {name}", shares, top, borders=borders.tolist(), small=True))
     text = (

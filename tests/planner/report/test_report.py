@@ -195,6 +195,19 @@ def test_counts_have_loads_and_no_pairs_of_devices(tmp_path: Path) -> None:
     assert not {title for title in titles if "between devices" in title}
 
 
+def test_a_plan_that_was_not_judged_has_no_pictures(trace: Any, tmp_path: Path) -> None:
+    plan = planned(trace, "eplb", "2x2")
+    bare = edited(edited(plan, "verdict", None), "evaluation", None)
+    shown = PlanPage(bare, tmp_path / "plan.json", recount(bare, trace.path, keep=True), None)
+    for name in ("report.html", "card.svg"):
+        shown.write(tmp_path / name)
+    text = (tmp_path / "report.html").read_text()
+    assert "<svg" not in text
+    assert "NOT certified" in text
+    assert "the plan has no evaluation to recompute; re-run moeplan solve" in text
+    assert bare.plan_sha256 in text
+
+
 def test_many_layers_of_many_devices_stay_below_2_mb(tmp_path: Path) -> None:
     rng, devices = np.random.default_rng(0), 512
     loads = rng.integers(1, 99, (40, 61, devices))
