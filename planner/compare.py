@@ -28,13 +28,12 @@ from .evaluate.replay import step_loads
 from .evaluate.scene import Scene
 from .evaluate.split_bounds import SplitBound, split_bounds
 from .evaluate.step_size import StepSize, Use, as_prompts, use_of, usual_size
+from .evaluate.tally import Tally
 from .evaluate.units import SampleIndex, UnitIndex, index_samples, index_units
 from .loaded_plan import LoadedPlan, common_cluster, common_passes, known_model, load_plans
 from .options import EvaluationOptions, SecondsOptions
 from .request import Phase
 from .strategies.registry import STRATEGIES
-
-MOST_DEVICES = 512  # of a matrix of all pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +112,13 @@ class Comparison:
     replica_rule: ReplayRule | None = None
     #: Plans' contenders to what bounds every layer, where steps are split exactly
     bounds: Mapping[str, Sequence[SplitBound]] = field(default_factory=dict)
-    #: Contender to the copies a step from every device to every other one, `[D, D]`, where that was asked for
-    between: Mapping[str, Floats] = field(default_factory=dict)
+    tallies: Mapping[str, Tally] = field(default_factory=dict)  #: Of every contender, where these were to be kept
+
+    @property
+    def between(self) -> dict[str, Floats]:
+        """Contender to the copies per step from every device to every other one, `[D, D]`, where these were kept."""
+        known = {label: tally.between_per_step for label, tally in self.tallies.items()}
+        return {label: copies_DD for label, copies_DD in known.items() if copies_DD is not None}
 
     @property
     def resampled(self) -> str:
@@ -161,7 +165,7 @@ def compare(
     phases: Sequence[Phase] = (),
     size: StepSize | None = None,
     replica_rule: ReplayRule | None = None,
-    between: bool = False,
+    keep: bool = False,
     seed: int = 0,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
@@ -179,8 +183,8 @@ def compare(
         Of a step where none were recorded; None: as the first plan was judged, else usual for the trace's phases.
     replica_rule
         Which replica a token uses, as an engine has it; None: as each plan has it.
-    between
-        Tell the copies of every pair of devices, too.
+    keep
+        Keep the tallies, with the copies of every pair of devices.
 
     Raises
     ------
@@ -199,7 +203,7 @@ def compare(
     loaded = [replace(plan, by_counts=isinstance(source, CountTrace)) for plan in loaded]
     for plan in loaded:
         plan.check_model(source)
-    _check(source, loaded, cluster, replica_rule, between=between)
+    _check(source, loaded, replica_rule)
     moving, by_time = any(plan.moves_samples for plan in loaded), any(plan.strategy.by_time for plan in loaded)
     if moving:
         index: UnitIndex | SampleIndex = index_samples(source, phases=phases or None)
@@ -225,7 +229,7 @@ def compare(
     )
     on_progress("replaying the trace under the plans and what they are held against")
     contenders = _contenders(loaded)
-    evaluated = evaluate(scene, contenders, between=between)
+    evaluated = evaluate(scene, contenders, keep=keep)
     sizes = {contender.label: copy_bytes(scene.model, contender.journey.wire) for contender in contenders}
     return Comparison(
         trace=str(trace),
@@ -245,7 +249,7 @@ def compare(
         copy_bytes={label: size for label, size in sizes.items() if size is not None},
         replica_rule=replica_rule,
         bounds=_bounds(loaded, scene),
-        between=evaluated.between,
+        tallies=evaluated.tallies,
     )
 
 
@@ -284,9 +288,7 @@ def _contenders(plans: Sequence[LoadedPlan]) -> list[Contender]:
     return distinct([*own, *named])
 
 
-def _check(
-    trace: Trace | CountTrace, plans: Sequence[LoadedPlan], cluster: Cluster, rule: ReplayRule | None, *, between: bool
-) -> None:
+def _check(trace: Trace | CountTrace, plans: Sequence[LoadedPlan], rule: ReplayRule | None) -> None:
     """Refuse questions that the trace or one of the plans cannot answer."""
     by_counts, moving = isinstance(trace, CountTrace), [plan.path for plan in plans if plan.moves_samples]
     follows = [plan.path for plan in plans if plan.strategy.by_time]
@@ -298,10 +300,6 @@ def _check(
     if by_counts and cutting:
         what = f"what exchanges carry, which {cutting[0]} cuts into chunks; give a trace of tokens"
         raise UsageError(f"{trace.path}: counts do not say {what}")
-    if between and by_counts:
-        raise UsageError(f"{trace.path}: counts do not say between which devices copies go; leave -o out")
-    if between and cluster.num_devices > MOST_DEVICES:
-        raise UsageError(f"-o of {cluster.num_devices:,} devices; a matrix is drawn of {MOST_DEVICES} at most")
     if rule is not None and moving:
         raise UsageError(f"--replica-rule with {moving[0]}, which moves samples and has its own; leave it out")
     if rule not in (None, "even", *BY_STEP) and by_counts:

@@ -1,46 +1,53 @@
 """A document: sections of text, tables and drawings, shown on a console or written as a page."""
 
-import base64
 import html
-import json
 import os
-import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..files import atomic_path, check_target
+from .picture import DARK, LIGHT, PICTURE_STYLE, SMALL, Picture, colour_rules
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
     from rich.console import Console
 
-# The browser itself is told to fetch nothing, whatever the drawing library would like to.
-POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em; color: #222 }
-h1 { font-size: 1.5em } h2 { font-size: 1.15em; margin: 2em 0 0 } p { margin: .3em 0 }
-td, th { padding: 0 .8em 0 0; text-align: right; font-weight: normal } td:first-child { text-align: left }
+# The browser itself is told to fetch nothing, and to run nothing.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+INK, SOFT, GRID, PAPER, *_ = LIGHT
+NIGHT = "@media screen and (prefers-color-scheme: dark)"
+STYLE = f"""
+:root {{ color-scheme: light dark }}
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 1.5em auto; padding: 0 1em;
+  color: {INK}; background: {PAPER} }}
+h1 {{ font-size: 1.4em; margin: 0 }} h2 {{ font-size: 1.15em; margin: 2em 0 .3em }}
+p {{ margin: .3em 0; white-space: pre-wrap; overflow-wrap: anywhere }}
+p.big {{ font-size: 2.6em; font-weight: 700; line-height: 1.2; margin: .4em 0 .1em }}
+p.mono {{ font: 12px/1.5 ui-monospace, monospace }}
+.wide {{ overflow-x: auto; margin: .6em 0 }} table {{ border-collapse: collapse }}
+td, th {{ padding: .15em .9em .15em 0; text-align: right; vertical-align: top; font-weight: normal;
+  border-bottom: 1px solid {GRID} }}
+th {{ color: {SOFT} }} td:first-child, th:first-child, .words td, .words th {{ text-align: left }}
+@media screen {{ td {{ white-space: nowrap }} }}
+.words td {{ white-space: normal; overflow-wrap: anywhere }} .words td:first-child {{ overflow-wrap: normal }}
+details {{ margin: 1em 0 }} summary {{ cursor: pointer; font-weight: 600 }}
+.pictures {{ display: grid; gap: 1.4em 2em; margin: .8em 0;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 1fr)) }}
+.small {{ gap: .8em; grid-template-columns: repeat(auto-fill, minmax(140px, 1fr)) }}
+figure {{ margin: 0; max-width: 560px }} .small figure {{ max-width: 190px }}
+svg {{ display: block; width: 100%; height: auto }}
+@media print {{ body {{ font-size: 10.5pt; margin: 0 }} figure, tr {{ break-inside: avoid }}
+  h2, h2 + p {{ break-after: avoid }}
+  .pictures {{ grid-template-columns: 1fr 1fr }} .small {{ grid-template-columns: repeat(4, 1fr) }}
+  .wide {{ overflow: visible }} table {{ font-size: 8.5pt }} @page {{ size: A4; margin: 14mm }} }}
+{PICTURE_STYLE}
+{colour_rules(LIGHT)}
+{NIGHT} {{ body {{ color: {DARK[0]}; background: {DARK[3]} }}
+  td, th {{ border-color: {DARK[2]} }} th {{ color: {DARK[1]} }}
+  image {{ filter: invert(1) hue-rotate(180deg) }} {colour_rules(DARK)} }}
 """
-CONFIG = {"displaylogo": False, "responsive": True}
-# The library and what it draws, compressed; signs of base 85 stand for 6.4 bits each.
-UNPACK = """<script>
-(async () => {{
-  const signs = "{signs}", packed = "{packed}";
-  const value = Object.fromEntries([...signs].map((sign, at) => [sign, at]));
-  const bytes = new DataView(new ArrayBuffer(packed.length / 5 * 4));
-  for (let at = 0; at < packed.length; at += 5) {{
-    let word = 0;
-    for (const sign of packed.slice(at, at + 5)) word = 85 * word + value[sign];
-    bytes.setUint32(at / 5 * 4, word);
-  }}
-  const stream = new Blob([bytes.buffer.slice(0, {size})]).stream().pipeThrough(new DecompressionStream("deflate"));
-  (0, eval)(await new Response(stream).text());
-}})();
-</script>
-"""
-SIGNS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"  # of base64.b85encode
 GAP = 2  # signs between two columns
 
 
@@ -60,9 +67,24 @@ class Text:
         for line in self.lines:
             console.print(line)
 
-    def html(self, name: str) -> str:
-        """Paragraphs of a page."""
-        return "".join(f"<p>{html.escape(line)}</p>" for line in self.lines) + "\n"
+    def html(self) -> str:
+        """Paragraphs of a page; what is set in columns in signs of one width."""
+        kind = " class='mono'" if any("  " in line for line in self.lines) else ""
+        return "".join(f"<p{kind}>{html.escape(line)}</p>" for line in self.lines if line) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """A few words in large type; a console leaves them out."""
+
+    words: str
+
+    def print(self, console: "Console") -> None:
+        """Print nothing."""
+
+    def html(self) -> str:
+        """Paragraph of a page."""
+        return f'<p class="big">{html.escape(self.words)}</p>\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +108,7 @@ class Table:
     #: Whether a narrow screen shows all columns, in several tables; else it leaves the last ones out
     whole: bool = False
     note: str = ""  #: What is left out, and where it is; below
+    words: bool = False  #: Whether its cells are words, not figures
 
     def fitting(self, width: int) -> "list[Table]":
         """The columns as tables of so many signs at most, each with the rows' names and one column at least.
@@ -126,36 +149,15 @@ class Table:
         if self.note:
             console.print(self.note)
 
-    def html(self, name: str) -> str:
-        """Table of a page."""
+    def html(self) -> str:
+        """Table of a page; one of words is set to the left."""
         head = "".join(f"<th>{html.escape(column.header)}</th>" for column in self.columns)
         rows = zip(*(column.cells for column in self.columns), strict=True)
         body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
         note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
-        return f"<table><tr>{head}</tr>{body}</table>{note}\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """A figure of a page, as plotly has it; a console leaves it out."""
-
-    make: "Callable[[], Figure | dict[str, Any]]"
-
-    def print(self, console: "Console") -> None:
-        """Print nothing."""
-
-    def html(self, name: str) -> str:
-        """Place of the drawing on a page, under a name that no other has there."""
-        return f'<div id="{name}"></div>\n'
-
-    def script(self, name: str) -> str:
-        """Call that draws it in its place."""
-        from plotly.graph_objects import Figure
-        from plotly.io import to_json
-
-        figure = Figure(self.make()).update_layout(template="plotly_white", margin={"t": 30, "r": 20})
-        drawing = f"{{...{to_json(figure)}, config: {json.dumps(CONFIG)}}}"
-        return f"Plotly.newPlot({json.dumps(name)}, {drawing});\n"
+        first = f"<tr>{head}</tr>" if any(column.header for column in self.columns) else ""
+        kind = "wide words" if self.words else "wide"
+        return f'<div class="{kind}"><table>{first}{body}</table></div>{note}\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +165,9 @@ class Section:
     """A part of a document."""
 
     title: str  #: Its heading on a page, and on a console where it is of the details
-    body: Sequence[Text | Table | Drawing]
+    body: Sequence[Text | Headline | Table | Picture]
     verbose: bool = False  #: Whether a console shows it only when all details are asked for
     pointer: str = ""  #: The last line on a console that leaves details out
-
-
-def drawn(title: str, text: str, figure: "Figure | dict[str, Any]") -> Section:
-    """A section of a page: a few words and a figure."""
-    return Section(title, (Text.of(text), Drawing(lambda: figure)))
 
 
 def to_console(sections: Sequence[Section], console: "Console", *, verbose: bool = False) -> None:
@@ -187,32 +184,22 @@ def to_console(sections: Sequence[Section], console: "Console", *, verbose: bool
             console.print(section.pointer)
 
 
-def check_page(path: str | os.PathLike[str], expected: str) -> None:
+def check_page(path: str | os.PathLike[str], expected: str, *, kinds: Sequence[str] = (".html",)) -> None:
     """Refuse a page of another name, saying what was expected, or one that cannot be written."""
-    if not str(path).endswith(".html"):
-        raise UsageError(f"-o {path}{expected}: name it .html")
+    if not str(path).endswith((*kinds,)):
+        raise UsageError(f"-o {path}{expected}: name it {' or '.join(kinds)}")
     check_target(path)
 
 
 def write_page(path: str | os.PathLike[str], title: str, text: str, sections: Iterable[Section]) -> None:
-    """Write a document as one HTML file that needs no network, atomically; with drawings it takes 2 MB.
+    """Write a document as one HTML file that needs no network and no script, atomically; details are folded.
 
     StorageError where it cannot be written.
     """
-    body, scripts = "", list[str]()
-    for number, section in enumerate(sections):  # figures are numbered, so that equal contents give equal bytes
-        body += f"<h2>{html.escape(section.title)}</h2>"
-        for place, part in enumerate(section.body):
-            name = f"figure-{number}-{place}"
-            body += part.html(name)
-            if isinstance(part, Drawing):
-                scripts.append(part.script(name))
-    if scripts:
-        from plotly.offline import get_plotlyjs
-
-        body += packed("\n".join([get_plotlyjs(), *scripts]))
+    body = "".join(map(_html, sections))
     page = (
         "<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>\n"
         f"<body><h1>{html.escape(title)}</h1><p>{html.escape(text)}</p>\n{body}</body></html>\n"
@@ -221,7 +208,16 @@ def write_page(path: str | os.PathLike[str], title: str, text: str, sections: It
         temporary.write_text(page, encoding="utf-8")
 
 
-def packed(script: str) -> str:
-    """A script element that unpacks a script and runs it: a third of its size."""
-    compressed = zlib.compress(script.encode(), 9)
-    return UNPACK.format(signs=SIGNS, packed=base64.b85encode(compressed, pad=True).decode(), size=len(compressed))
+def _html(section: Section) -> str:
+    """A section of a page, its pictures side by side."""
+    body, title = "", html.escape(section.title)
+    for kind, parts in groupby(section.body, lambda part: isinstance(part, Picture) and ("pictures", part.width)):
+        shown = "".join(part.html() for part in parts)
+        body += (
+            f'<div class="{"pictures small" if kind[1] == SMALL else "pictures"}">{shown}</div>\n' if kind else shown
+        )
+    if not body:
+        return ""
+    if section.verbose:
+        return f"<details><summary>{title}</summary>{body}</details>\n"
+    return f"<h2>{title}</h2>{body}" if title else body

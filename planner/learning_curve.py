@@ -17,12 +17,13 @@ from ..runtime.plan import Metric
 from ..solvers.arrays import Floats, Ints
 from ..solvers.exflow.budget import layer_work
 from ..solvers.outcome import PlacementResult, Status
-from .document import Column, Section, Table, Text, drawn, to_console, write_page
+from .document import Column, Section, Table, Text, to_console, write_page
 from .evaluate.evaluate import evaluate
 from .evaluate.journey import Contender, Journey, contiguous_in
 from .evaluate.metrics import NODE_COPIES, copies_metric, metric_of
 from .evaluate.sums import difference
 from .figures import percent, spanned
+from .picture import Axis, Line, Plot
 from .request import Request
 from .solve import task_for
 from .strategies.exflow import ExflowParams
@@ -132,7 +133,7 @@ def as_dict(curve: LearningCurve) -> dict[str, Any]:
 def write_curve(curve: LearningCurve, path: Path) -> None:
     """The curve as a page."""
     text = f"Copies that a placement saves on held-out {curve.unit}s, by the tokens that it was fitted to."
-    section = drawn("Learning curve", " ".join(_words(curve)), _drawn(curve))
+    section = Section("Learning curve", (Text.of(*_words(curve)), _drawn(curve)))
     write_page(path, "How many tokens are enough", text, [section])
 
 
@@ -220,11 +221,10 @@ def _ranged(metric: Metric) -> str:
     return spanned(metric, "{:.3f}".format, " to ")
 
 
-def _drawn(curve: LearningCurve) -> dict[str, Any]:
+def _drawn(curve: LearningCurve) -> Plot:
     tokens, gains = [one.num_tokens for one in curve.points], [one.gain for one in curve.points]
-    above = [0.0 if gain.high is None else gain.high - gain.value for gain in gains]
-    below = [0.0 if gain.low is None else gain.value - gain.low for gain in gains]
-    error = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
-    line = {"x": tokens, "y": [gain.value for gain in gains], "error_y": error, "mode": "lines+markers"}
-    layout = {"xaxis": {"type": "log", "title": "fit tokens"}, "yaxis": {"title": "copies saved"}}
-    return {"data": [line], "layout": layout}
+    values = [gain.value for gain in gains]
+    low, high = ([value if end is None else end for value, end in zip(values, ends, strict=True)]
+                 for ends in ([gain.low for gain in gains], [gain.high for gain in gains]))  # fmt: skip
+    lines = [Line(tokens, values), Line(tokens, values, shape="dots", low=low, high=high)]
+    return Plot("", lines, Axis("fit tokens", log=True), Axis("copies saved per token and layer", zero=True))

@@ -9,20 +9,22 @@ is listed in the certificate.
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import CertificationError, InputError
 from ...runtime.decisions import SidecarFile, sidecars_in
 from ...runtime.plan import Plan
 from ...traces.count_form import CountTrace
+from ..evaluate.evaluate import Evaluated
 from ..strategies.registry import chosen_by
 from ..strategies.strategy import Recheck, Strategy
 from .certificate import Certificate, certifiable_profile, certifiable_trace, check_profile, check_trace
 from .judged import check_judged
-from .recounted import mixture_of, task_of
+from .recounted import Recounted, mixture_of, task_of
 from .structure import check_structure, strategies_of
 
-__all__ = ["Certificate", "certifiable_profile", "certifiable_trace", "certify"]
+__all__ = ["Certificate", "Recount", "certifiable_profile", "certifiable_trace", "certify", "recount"]
 
 
 def certify(
@@ -33,7 +35,29 @@ def certify(
     folder: str | os.PathLike[str] | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Certificate:
-    """Recompute a plan's claims.
+    """Recompute a plan's claims; as `recount`."""
+    return recount(plan, trace, profile, folder=folder, on_progress=on_progress).certificate
+
+
+@dataclass(frozen=True, slots=True)
+class Recount:
+    """The certificate of a plan, and what it rests on: nothing where no figure was recomputed."""
+
+    certificate: Certificate
+    task: Recounted | None = None
+    evaluated: Evaluated | None = None
+
+
+def recount(
+    plan: Plan,
+    trace: str | os.PathLike[str] | None = None,
+    profile: str | os.PathLike[str] | None = None,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    keep: bool = False,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> Recount:
+    """Recompute a plan's claims, token by token.
 
     Parameters
     ----------
@@ -43,6 +67,8 @@ def certify(
         The profile it was made from; None leaves predicted seconds unchecked, unless they come from links alone.
     folder
         Where the plan's sidecars are; None is the working directory; without a folder and a trace they are not read.
+    keep
+        Keep the tallies of the part that judges.
 
     Raises
     ------
@@ -65,20 +91,20 @@ def certify(
     if profile is not None:
         check_profile(plan, profile, certificate)
     if trace is None:
-        return certificate
+        return Recount(certificate)
     opened = check_trace(plan, trace, certificate)
     if plan.evaluation is None:
         certificate.unchecked.append((strategies or [Strategy()])[-1].unjudged)
-        return certificate
+        return Recount(certificate)
     last, mixture = strategies[-1], mixture_of(plan, str(opened.path), opened.sha256)
     if mixture is None:
         certificate.unchecked.append("figures of a mixture, whose other traces are not here; put them where they were")
-        return certificate
+        return Recount(certificate)
     if isinstance(opened, CountTrace) and not (last.moves_samples or last.by_loads):
         raise CertificationError(f"{trace}: a trace in count form; a {last.name} plan is made from tokens")
     timed_by = None if profile is None else Path(profile)
     task = task_of(plan, last, str(opened.path), timed_by, mixture)
-    evaluated = check_judged(plan, task, certificate, sidecars, on_progress)
+    evaluated = check_judged(plan, task, certificate, sidecars, on_progress, keep=keep)
     certificate.replayed = True
     certificate.unchecked += ["solver seconds, status, method and backend", "that options are what was asked for"]
     certificate.unchecked += filter(None, (one.unchecked for one in chosen_by(plan)))
@@ -91,7 +117,7 @@ def certify(
         chosen.recheck(plan, again, certificate)
     if plan.inputs.profile is not None and profile is None:
         certificate.unchecked.append("the profile's hash")
-    return certificate
+    return Recount(certificate, task, evaluated)
 
 
 def _contents(file: SidecarFile, folder: Path) -> bytes:

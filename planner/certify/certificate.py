@@ -51,6 +51,14 @@ class Certificate:
         rows = {"checked": self.checks, "unchecked": self.unchecked}
         return [f"{name:<9} {', '.join(what)}" for name, what in rows.items() if what]
 
+    def lacking(self, plan: Plan) -> str:
+        """Reason why no figure of a plan was recomputed, and the flag that helps."""
+        if self.trace is not None:
+            return self.unchecked[-1]
+        if plan.inputs.trace is None:
+            return "it names no trace that its figures are from; re-run moeplan solve"
+        return gone("trace", plan.inputs.trace)
+
     def checked(self, what: str) -> None:
         """Record a check, once."""
         if what not in self.checks:
@@ -70,6 +78,12 @@ class Certificate:
             )
         self.figures += 1
         self.largest_difference = max(self.largest_difference, difference)
+
+
+def gone(what: str, source: FileInput | TraceInput) -> str:
+    """Words for a file that is not where a plan names it, or is another one by now."""
+    place = f"its {what}" if source.path is None else f"its {what} {source.path}"
+    return f"{place} (hash {source.sha256[:12]}..) is not here as it was; give it with --{what}"
 
 
 def check_trace(plan: Plan, path: str | os.PathLike[str], certificate: Certificate) -> Trace | CountTrace:

@@ -15,7 +15,13 @@ from .recounted import Recounted
 
 
 def check_judged(
-    plan: Plan, task: Recounted, certificate: Certificate, sidecars: Mapping[str, bytes], say: Callable[[str], None]
+    plan: Plan,
+    task: Recounted,
+    certificate: Certificate,
+    sidecars: Mapping[str, bytes],
+    say: Callable[[str], None],
+    *,
+    keep: bool = False,
 ) -> Evaluated:
     """Hold every figure of the evaluation, the seconds and the verdict against a naive replay; returns it."""
     assert plan.evaluation is not None
@@ -30,7 +36,7 @@ def check_judged(
             certificate.agree("tokens of the trace", plan.inputs.trace.num_tokens, int(task.index.unit_tokens.sum()))
         rows = contenders(task, plan, sidecars)
         say("replaying the trace under the plan and its rivals, token by token")
-        evaluated = evaluate(task.scenes, rows, replay=task.replay)
+        evaluated = evaluate(task.scenes, rows, replay=task.replay, keep=keep)
     except (InputError, UsageError) as error:
         raise CertificationError(f"what the plan decides does not go with its trace: {error}") from error
     stated, recount = plan.evaluation, evaluated.evaluation

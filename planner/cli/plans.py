@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...errors import InputError, NoBenefitError, printable
+from ...errors import InputError, NoBenefitError, UsageError, printable
 from ..request import ReplayRule
 from .flags import (
     ENGINES,
@@ -25,12 +25,12 @@ from .screen import console, print_json, progress
 
 if TYPE_CHECKING:
     from ...runtime.plan import Plan
-    from ..certify import Certificate
+    from ..certify import Certificate, Recount
 
-MATRICES = "The bytes between all pairs of devices as a page (.html)."
+PAGE = "The comparison with pictures of loads, seconds and bytes as a page (.html)."
 TIMELINE = "Draw this MoE layer, from 0: how its chunks overlap, or its balance while replicas follow the load."
 OF_LAYER = re.compile(r"((?:hidden )?layer )(\d+)(: .*)", re.DOTALL)
-PICTURE = "The timeline, else how redundant experts were weighed, as a page (.html); .json: a Chrome trace."
+PICTURE = "With --timeline: where it goes, a page (.html), or a Chrome trace (.json)."
 
 
 def show(
@@ -49,7 +49,6 @@ def show(
     """
     from ...runtime.plan import load
     from ..report.plan import show_report
-    from ..strategies.eplb.sections import write_redundancy
     from ..strategies.registry import decided_by
 
     loaded, folder = load(plan), plan.parent
@@ -57,8 +56,8 @@ def show(
     if timeline is not None and drawing is None:
         raise InputError(f"{plan}: no pipeline and no rebalancing to draw; expected a plan of pipemoe or flexmoe")
     if output is not None and timeline is None:
-        write_redundancy(loaded, output)
-    elif timeline is not None and output is not None:
+        raise UsageError(f"-o {output} without --timeline LAYER; the plan's page: moeplan report {plan} -o {output}")
+    if timeline is not None and output is not None:
         drawing.write_timeline(loaded, timeline, output, folder)
     if as_json and timeline is not None:
         about = {"plan": str(plan), "layer": timeline, "seconds": drawing.BASIS, "output": output and str(output)}
@@ -87,7 +86,7 @@ def compare(
         ReplayRule | None, optional("Rule by which tokens choose a replica; each plan's own.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the intervals.", min=0)] = 0,
-    output: Annotated[Path | None, optional(MATRICES, "-o", "--output")] = None,
+    output: Annotated[Path | None, optional(PAGE, "-o", "--output")] = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
@@ -100,18 +99,18 @@ def compare(
     \b
     Examples:
       moeplan compare plan.json --trace new-traces
-      moeplan compare plan.json other.json --trace new-traces -o bytes.html
+      moeplan compare plan.json other.json --trace new-traces -o compared.html
       moeplan compare eplb.json --trace new-traces --replica-rule static
     """
     from ..compare import compare as compared
     from ..document import check_page
     from ..evaluate.step_size import size_of
-    from ..report.compare import as_dict, compare_report, write_matrices
+    from ..report.compare import as_dict, compare_report, write_comparison
     from ..request import profile_for
 
     size = size_of(samples_per_step=samples_per_step, tokens_per_step=tokens_per_step, concurrency=concurrency)
     if output is not None:
-        check_page(output, "; expected a page of the bytes between devices")
+        check_page(output, "; expected a page")
     with progress() as say:
         comparison = compared(
             plans,
@@ -120,12 +119,12 @@ def compare(
             phases=phases(phase),
             size=size,
             replica_rule=replica_rule,
-            between=output is not None,
+            keep=output is not None,
             seed=seed,
             on_progress=say,
         )
     if output is not None:
-        write_matrices(comparison, output)
+        write_comparison(comparison, output)
     if as_json:
         print_json(as_dict(comparison))
     else:
@@ -164,28 +163,21 @@ def certify(
     else:
         console().print("\n".join([certificate.summary(plan), *certificate.details()]))
     if not certificate.replayed:
-        raise InputError(f"{plan}: not certified: {_lacking(loaded, certificate)}")
+        raise InputError(f"{plan}: not certified: {certificate.lacking(loaded)}")
 
 
 def certified(plan: "Plan", path: Path, trace: str | None, profile: str | None) -> "Certificate":
     """The certificate of a plan by a trace and a profile, else by its own where they are still there."""
-    from ..certify import certifiable_profile, certifiable_trace
-    from ..certify import certify as check
+    return recounted(plan, path, trace, profile).certificate
+
+
+def recounted(plan: "Plan", path: Path, trace: str | None, profile: str | None, *, keep: bool = False) -> "Recount":
+    """The recount of a plan, as `certified`; `keep` keeps its tallies."""
+    from ..certify import certifiable_profile, certifiable_trace, recount
 
     trace, profile = trace or certifiable_trace(plan, path.parent), profile or certifiable_profile(plan, path.parent)
     with progress() as say:
-        return check(plan, trace, profile, folder=path.parent, on_progress=say)
-
-
-def _lacking(plan: "Plan", certificate: "Certificate") -> str:
-    """Reason why no figure of a plan was recomputed, and the flag that helps."""
-    source = plan.inputs.trace
-    if certificate.trace is not None:
-        return certificate.unchecked[-1]
-    if source is None:
-        return "it names no trace that its figures are from; re-run moeplan solve"
-    place = "its trace" if source.path is None else f"its trace {source.path}"
-    return f"{place} (hash {source.sha256[:12]}..) is not here as it was; give it with --trace"
+        return recount(plan, trace, profile, folder=path.parent, keep=keep, on_progress=say)
 
 
 def validate(

@@ -24,6 +24,7 @@ from .sums import Context, Drawn, dropped_share, mean_ratio
 from .tally import Tally
 
 DRAWN_CELLS = 2**23  # of 8 bytes, of steps that are drawn at a time
+MOST_DEVICES = 512  # of a matrix of all pairs
 MATTERS: Final = 0.01  # of what there is: less of it is no benefit, however sure
 
 
@@ -36,8 +37,8 @@ class Evaluated:
     seconds: SecondsOptions | None  #: How seconds were predicted; None without
     #: Where samples were re-homed, by label and part
     homes: Mapping[str, Sequence[Homes]] = field(default_factory=dict)
-    #: Copies per step between all pairs of devices on the part that judges, `[D, D]`, where asked for, by label
-    between: Mapping[str, Floats] = field(default_factory=dict)
+    #: Tallies of the part that judges, of the first scene, by label; none unless they are kept
+    tallies: Mapping[str, Tally] = field(default_factory=dict)
 
 
 def evaluate(
@@ -46,19 +47,20 @@ def evaluate(
     *,
     aside: Sequence[Contender] = (),
     replay: Replay = fast_replay,
-    between: bool = False,
+    keep: bool = False,
 ) -> Evaluated:
     """Judge contenders, the plan first.
 
     Of several scenes with weights, which sum to 1, figures are weighted means. Those `aside` are judged, too, but no
-    part of the evaluation; `between` tallies the copies of every pair of devices. UsageError where the trace, or a
-    journey, is none to judge these by; InputError where no token of a part is routed.
+    part of the evaluation; `keep` keeps tallies, with the copies of every pair of devices where these are not too many.
+    UsageError where the trace, or a journey, is none to judge these by; InputError where no token of a part is routed.
     """
     weighted = [(1.0, scenes)] if isinstance(scenes, Scene) else list(scenes)
     every = [*contenders, *aside]
     labels = [contender.label for contender in every]
     if twice := {label for label in labels if labels.count(label) > 1}:
         raise UsageError(f"{min(twice)}: two contenders of one name; rename the plan's file")
+    between = keep and weighted[0][1].cluster.num_devices <= MOST_DEVICES
     homes, contexts = zip(*(_judged(scene, every, replay, between=between) for _, scene in weighted), strict=True)
     parts, figures = list[Part](), list[dict[str, Figures]]()
     for number, of_scenes in enumerate(zip(*contexts, strict=True)):
@@ -76,7 +78,7 @@ def evaluate(
         figures[-1],
         _seconds_options(weighted[0][1], [context for row in judging for context in row[: len(contenders)]]),
         homes[0],
-        {label: one.between / len(one.loads) for label, one in tallies.items() if between and one.between is not None},
+        tallies if keep else {},
     )
 
 

@@ -29,6 +29,7 @@ NODE_COPIES: Final = "node_copies"
 BALANCE: Final = "balance"
 TAIL: Final = "balance_p95"
 FAR_BYTES: Final = "inter_bytes"
+NEAR_BYTES: Final = "intra_bytes"
 MOVED: Final = "samples_moved"
 DROPPED: Final = "dropped_share"
 MIGRATED: Final = "bytes_migrated"
@@ -275,7 +276,7 @@ ROWS = (
         "95th percentile, over layers and steps, of the busiest device's load over the mean"),
     MetricSpec(FAR_BYTES, "MB between nodes", "bytes between nodes", "bytes", "sample", SIZED, _bytes("far_copies"),
         "bytes per step of the copies that cross nodes", headline=6),
-    MetricSpec("intra_bytes", "MB inside nodes", "bytes inside nodes", "bytes", "sample", SIZED,
+    MetricSpec(NEAR_BYTES, "MB inside nodes", "bytes inside nodes", "bytes", "sample", SIZED,
         _bytes(COPIES, "far_copies"), "bytes per step of the copies that stay inside a node"),
     MetricSpec("kv_bytes", "MB of K and V", "bytes of K and V", "bytes", "nothing", SIZED, _kv_bytes,
         "bytes per step of K and V that coherence gathers on every device", headline=5),

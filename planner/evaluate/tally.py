@@ -184,6 +184,11 @@ class Tally:
         return replace(self, sums=held.sums(classes), moves=held.moves(*shape, classes, cluster.devices_per_node))
 
     @property
+    def between_per_step(self) -> Floats | None:
+        """Copies per step from every device to every other one, `[D, D]`; None where these were not tallied."""
+        return None if self.between is None else self.between / len(self.loads)
+
+    @property
     def widest(self) -> int:
         """Cells of a step in the widest table that steps are mixed in."""
         return int(max(self.loads[0].size, self.ports.dispatch[0].size if self.ports else 0, 1))

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import InputError
 from ...runtime.exports import Engine, strays
-from ...runtime.plan import Metric, Part, Plan, Verdict
+from ...runtime.plan import Contender, Metric, Part, Plan, Verdict
 from ..evaluate.evaluate import MATTERS
 from ..evaluate.journey import EVENLY, is_today
 from ..evaluate.metrics import ATTENTION, BALANCE, EXPERTS, METRICS
@@ -42,10 +42,25 @@ def gain_words(verdict: Verdict, part: Part, *, of: str | None = None) -> str:
     base = figure_of(theirs, verdict.metric)
     against = "today" if is_today(verdict.against) else f"of {worded(verdict.against)}"
     figures = f"{shown(spec, figure_of(ours, verdict.metric))} against {shown(spec, base)} {against}"
-    nouns = {STEP: f"of the {'' if ATTENTION in theirs.metrics else 'MoE '}step", EXPERTS: "of the experts' time"}
-    noun = nouns.get(verdict.metric, spec.noun)
-    interval = interval_text(share)
-    return f"{change_text(share.value)} {noun} ({figures}; {f'95 %: {interval}' if interval else 'no interval'})"
+    interval = f"95 %: {interval_text(share)}" if interval_text(share) else "no interval"
+    return f"{change_text(share.value)} {_noun(verdict, theirs)} ({figures}; {interval})"
+
+
+def headline(plan: Plan) -> str:
+    """The gain alone, or why there is none, in a few words; empty for a plan that was not judged."""
+    verdict, evaluation, doubted = plan.verdict, plan.evaluation, doubt(plan)
+    if verdict is None or evaluation is None:
+        return ""
+    if verdict.share is None or doubted in (NOTHING_TO_GAIN, WORSE):
+        return doubted
+    noun = _noun(verdict, contender_of(evaluation.judging, verdict.against))
+    return f"{change_text(verdict.share.value)} {noun}{', not certain' if doubted else ''}"
+
+
+def _noun(verdict: Verdict, against: Contender) -> str:
+    """What a verdict's gain is less of."""
+    nouns = {STEP: f"of the {'' if ATTENTION in against.metrics else 'MoE '}step", EXPERTS: "of the experts' time"}
+    return nouns.get(verdict.metric, METRICS[verdict.metric].noun)
 
 
 def interval_text(share: Metric) -> str:

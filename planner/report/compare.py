@@ -4,22 +4,22 @@ Legend: D devices.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from ...errors import printable
 from ...runtime.exports.engine import listed
 from ..compare import Comparison
-from ..document import Column, Section, Table, Text, drawn, to_console, write_page
+from ..document import Column, Section, Table, Text, to_console, write_page
 from ..evaluate.metrics import METRICS
 from ..evaluate.price import STEP
 from ..evaluate.split_bounds import SplitBound
-from ..figures import bytes_text, contender_of, percent, worded
+from ..figures import bytes_text, contender_of, percent
 from .answer import gain_words, short_of, step_words
+from .pictures import load_section, time_section, traffic_section
 from .remarks import by_engine, copies_remarks, judged_sections, rule_words, scaled_up
 
 WORST = 5  # layers shown of a plan
@@ -27,13 +27,7 @@ WORST = 5  # layers shown of a plan
 
 def compare_report(comparison: Comparison, console: Console, *, verbose: bool = False) -> None:
     """Print which plans pay here, all of them beside today, and remarks."""
-    verdict = comparison.compared[0].verdict
-    answer = Section("Answer", (Text(tuple(_answers(comparison))),))
-    sections = judged_sections(
-        comparison.part, verdict, [*_doubts(comparison)], [*_remarks(comparison)], [*METRICS], whole=True
-    )
-    bounds = (_bounds(label, bounds) for label, bounds in comparison.bounds.items())
-    to_console([answer, *sections, *bounds], console, verbose=verbose)
+    to_console(_sections(comparison), console, verbose=verbose)
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
@@ -72,26 +66,29 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def write_matrices(comparison: Comparison, path: Path) -> None:
-    """Write the matrices of a comparison as a page, all in one colour scale; errors as in `write_page`."""
-    unit, each = "MB" if comparison.copy_bytes else "copies", comparison.copy_bytes
-    shown = {label: copies_DD * (each[label] / 1e6 if each else 1.0) for label, copies_DD in comparison.between.items()}
-    heat: dict[str, Any] = {"type": "heatmap", "colorscale": "Blues", "colorbar": {"title": f"{unit} per step"}}
-    heat |= {"zmin": 0.0, "zmax": max((float(copies_DD.max()) for copies_DD in shown.values()), default=0.0)}
-    layout = {"xaxis": {"title": "to device"}, "yaxis": {"title": "from device", "autorange": "reversed"}}
-    node_D, sections = np.arange(comparison.cluster.num_devices) // comparison.cluster.devices_per_node, []
-    for label, between_DD in shown.items():
-        far = float(between_DD[node_D[:, None] != node_D].sum())
-        source, target = np.unravel_index(int(between_DD.argmax()), between_DD.shape)
-        totals = (
-            f"{between_DD.sum():.4g} {unit} per step, {far:.4g} of them between nodes; most from {source} to {target}:"
-            f" {between_DD.max():.4g}."
-        )
-        sections.append(drawn(worded(label), totals, {"data": [heat | {"z": between_DD}], "layout": layout}))
-    text = (
-        f"{unit} per step from device to device, dispatch and combine of all MoE layers; {comparison.cluster}, mean of"
+def write_comparison(comparison: Comparison, path: Path) -> None:
+    """Write a comparison as a page, with pictures of the plans beside today; errors as in `write_page`."""
+    part, (first, *_) = comparison.part, comparison.compared
+    labels, today = [row.label for row in comparison.compared], first.verdict.against
+    answer, table, *rest = _sections(comparison)
+    pictures = [
+        load_section(part, comparison.tallies, today, labels),
+        time_section(part, today, whole=all(row.plan.decisions.pipeline is None for row in comparison.compared)),
+        traffic_section(part, comparison.tallies, [today, *labels], today, comparison.cluster),
+    ]
+    text = f"{first.plan.model.name} on {comparison.cluster}"
+    sections = [replace(answer, title=""), table, *filter(None, pictures), *rest]
+    write_page(path, "Plans compared", text, sections)
+
+
+def _sections(comparison: Comparison) -> list[Section]:
+    """The document of a comparison."""
+    verdict = comparison.compared[0].verdict
+    answer = Section("Answer", (Text(tuple(_answers(comparison))),))
+    sections = judged_sections(
+        comparison.part, verdict, [*_doubts(comparison)], [*_remarks(comparison)], [*METRICS], whole=True
     )
-    write_page(path, "What goes between devices", f"{text} {comparison.part.num_steps} step(s).", sections)
+    return [answer, *sections, *(_bounds(label, bounds) for label, bounds in comparison.bounds.items())]
 
 
 def _bounds(label: str, bounds: Sequence[SplitBound]) -> Section:

@@ -1,12 +1,14 @@
 """The command or the call that comes next, once a plan is solved, and once it is applied."""
 
+import tempfile
 from pathlib import Path
 
-from ...runtime.exports import ENGINES, engines_of
+from ...errors import MoeplanError
+from ...runtime.exports import ENGINES, PERMUTED, engines_of, prepared, titled
 from ...runtime.plan import Plan
 from ..options import EvaluationOptions
 from ..strategies.registry import chosen_by, decided_by
-from .answer import NOTHING_TO_GAIN, WORSE, doubt
+from .answer import NOTHING_TO_GAIN, WORSE, carried, doubt
 
 RUNTIME_ALONE = ", in moeplan.runtime; for an engine: moeplan solve --engine NAME"
 
@@ -34,3 +36,30 @@ def after_apply(plan: Plan, path: Path) -> str:
     engines = [name for name in engines_of(plan) if ENGINES[name].trains or not training]
     other = f", or moeplan apply {path} --engine {'|'.join(engines)} -o DIR" if engines else ""
     return f"next: moeplan.runtime.load_plan() in your loop{other}"
+
+
+def per_engine(plan: Plan, path: Path) -> dict[str, str]:
+    """The command that gives the plan to each engine, or why there is none."""
+    from ...runtime.checkpoints.permutation import permutation_of
+
+    training, rows = EvaluationOptions.use_in(plan) == "training", dict[str, str]()
+    rows["moeplan.runtime"] = f"moeplan apply {path}, then moeplan.runtime.load_plan() in your loop"
+    with tempfile.TemporaryDirectory() as folder:
+        for name, engine in ENGINES.items():
+            try:
+                prepared(plan, name, Path(folder) / name)
+            except MoeplanError as error:
+                rows[titled(engine)] = f"refused: {error}"
+                continue
+            less, serves = carried(plan, engine), "it serves, and the plan was judged for training"
+            notes = "; ".join(filter(None, (less, serves if training and not engine.trains else "")))
+            rows[titled(engine)] = f"moeplan apply {path} --engine {name} -o DIR{notes and f' ({notes})'}"
+    try:
+        permutation_of(plan, plan.model)
+        left = [name.replace("_", " ") for name in plan.decisions.names if name != "placement"]
+        left += [f"{plan.dispatch_model} dispatch"] * (plan.dispatch_model != "standard")
+        notes = f" (without the plan's {' and '.join(left)})" if left else ""
+        rows[", ".join(PERMUTED)] = f"moeplan apply {path} --checkpoint MODEL_DIR -o OUT_DIR{notes}"
+    except MoeplanError as error:
+        rows[", ".join(PERMUTED)] = f"refused: {error}"
+    return rows

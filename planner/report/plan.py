@@ -42,8 +42,8 @@ def show_report(plan: Plan, path: Path, console: Console, *, verbose: bool = Fal
 
 def plan_sections(plan: Plan, width: int = 100) -> list[Section]:
     """The document of a plan."""
-    strategies = _strategies(plan)
-    sections = [Section("Answer", (Text.of(answer(plan), _about(plan)),))]
+    strategies = strategies_of(plan)
+    sections = [Section("Answer", (Text.of(answer(plan), about(plan)),))]
     if plan.evaluation is not None and plan.verdict is not None:
         part, counted = plan.evaluation.judging, [name for name in METRICS if name not in SECONDS]
         table = next(filter(None, (one.table(plan, part) for one in strategies)), None)
@@ -60,12 +60,13 @@ def plan_sections(plan: Plan, width: int = 100) -> list[Section]:
     return sections
 
 
-def _strategies(plan: Plan) -> list[Strategy]:
+def strategies_of(plan: Plan) -> list[Strategy]:
     """Strategies that decided the plan: first those that chose among others, then the rest, the last first."""
     return [*reversed(chosen_by(plan)), *reversed(decided_by(plan))]
 
 
-def _about(plan: Plan) -> str:
+def about(plan: Plan) -> str:
+    """Strategies, dispatch, model and cluster of a plan."""
     model, wire = plan.model, f", {plan.decisions.wire} rows" if plan.decisions.wire else ""
     return (
         f"{' + '.join(plan.strategies)}, {plan.dispatch_model} dispatch{wire}; {model.name}: {model.num_layers} MoE"

@@ -22,18 +22,15 @@ from ...profilers.predictor import predicted
 from ...profilers.profile import Profile
 from ...profilers.series import Series
 from ...solvers.arrays import Floats
-from ..document import Section, drawn, write_page
+from ..document import Section, Text, write_page
 from ..figures import TimeUnit, percent
+from ..picture import BLUE, GREY, ORANGE, RED, Axis, Line, Plot
 
 CURVE_POINTS = 160
-BLUE, BAND, RED = "#1f77b4", "rgba(31, 119, 180, 0.18)", "#d62728"
 RED_POINTS = (
     "Red: sizes that were held out, each with how far off a fit was that had not seen it; the curve, and what is"
     " predicted of every size, are of the fit to all sizes."
 )
-FIT = {"mode": "lines", "line": {"color": BLUE}, "name": "fit"}
-POINTS = {"mode": "markers", "marker": {"color": "#222", "size": 6}}
-RED_ONES = {"mode": "markers", "marker": {"color": RED, "size": 6}}
 ROWS = 9
 LABEL = 9  # columns of the seconds beside a plot
 
@@ -127,41 +124,38 @@ def _section(series: Series, fit: Fit) -> Section:
     """A series: seconds and rate along a slice; where several axes vary, predictions of every size."""
     along = slice_of(series, fit)
     curve, held, at = along.curve, np.isfinite(along.error), along.curve_at
-    around, band = np.concatenate([at, at[::-1]]), np.concatenate([curve.low, curve.high[::-1]])
-    off = [f"off by {percent(error, 1)}" for error in along.error[held]]
+    unseen = zip(along.at[held], along.error[held], strict=True)
+    off = [f"{size:,.0f}: off by {percent(error, 1)}" for size, error in unseen]
     lines = [
-        _line(1, around, band, fill="toself", fillcolor=BAND, line={"width": 0}, hoverinfo="skip"),
-        _line(1, at, curve.seconds, **FIT),
-        _line(1, along.at[~held], along.seconds[~held], name="measured", **POINTS),
-        _line(1, along.at[held], along.seconds[held], name="held out", text=off, **RED_ONES),
-        _line(2, at, along.curve_rate, **FIT),
-        _line(2, along.at, along.rate, name="measured", **POINTS),
+        Line(at, curve.seconds, "fit", BLUE, low=curve.low, high=curve.high),
+        Line(along.at[~held], along.seconds[~held], "measured", GREY, "dots"),
+        Line(along.at[held], along.seconds[held], "held out", RED, "dots", words=off),
     ]
-    rate = {"title": "GB/s (busbw)" if series.unit == "bytes" else "TFLOP/s", "rangemode": "tozero"}
-    axes = [(along.axis, {"title": "seconds", "type": "log"}), (along.axis, rate)]
+    rates = [Line(at, along.curve_rate, "fit", BLUE), Line(along.at, along.rate, "measured", GREY, "dots")]
+    across = Axis(along.axis, log=True)
+    rate = "GB/s (busbw)" if series.unit == "bytes" else "TFLOP/s"
+    pictures = [
+        Plot("", lines, across, Axis("time of a call", log=True, text=TimeUnit.worded)),
+        Plot("", rates, across, Axis(rate, zero=True)),
+    ]
     if along.fixed and series.measurements:
-        lines += _predicted(series, fit)
-        axes.append(("measured s", {"title": "predicted s, fitted to all", "type": "log"}))
-    grid = {"rows": 1, "columns": len(axes), "pattern": "independent", "xgap": 0.1 * len(axes)}
-    layout: dict[str, Any] = {"height": 380, "showlegend": False, "grid": grid}
-    for panel, (across, upward) in enumerate(axes, start=1):
-        layout |= {f"xaxis{panel}": {"title": across, "type": "log"}, f"yaxis{panel}": upward}
-    return drawn(series.key, "; ".join(_words(fit, along)), {"data": lines, "layout": layout})
+        pictures.append(_predicted(series, fit))
+    return Section(series.key, (Text.of("; ".join(_words(fit, along))), *pictures))
 
 
-def _predicted(series: Series, fit: Fit) -> list[dict[str, Any]]:
+def _predicted(series: Series, fit: Fit) -> Plot:
     """Predicted against measured seconds of every size, all of them fitted to; on the diagonal both are equal."""
     sizes = [dict(one.size) for one in series.measurements]
     seconds = np.array([one.median_s for one in series.measurements])
     fitted = predicted(series, {name: np.array([size[name] for size in sizes], np.float64) for name in fit.axes})
     names = [", ".join(f"{name} {value:,}" for name, value in size.items()) for size in sizes]
     ends = [min(seconds.min(), fitted.seconds.min()), max(seconds.max(), fitted.seconds.max())]
-    diagonal = _line(3, ends, ends, mode="lines", line={"color": "#bbb"}, hoverinfo="skip")
-    return [diagonal, _line(3, seconds, fitted.seconds, name="size", text=names, **POINTS)]
-
-
-def _line(panel: int, x: Any, y: Any, **settings: Any) -> dict[str, Any]:
-    return {"xaxis": f"x{panel}", "yaxis": f"y{panel}", "x": x, "y": y, **settings}
+    lines = [
+        Line(ends, ends, "as measured", GREY, "dashed"),
+        Line(seconds, fitted.seconds, "size", ORANGE, "dots", words=names),
+    ]
+    x, y = (Axis(title, log=True, text=TimeUnit.worded) for title in ("measured", "predicted, fitted to all"))
+    return Plot("", lines, x, y)
 
 
 def _words(fit: Fit, along: Slice) -> list[str]:

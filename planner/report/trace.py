@@ -4,6 +4,7 @@ Legend: L MoE layers; E experts; G groups of neighbouring experts, which big mod
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import ceil, isqrt
 from pathlib import Path
@@ -17,13 +18,13 @@ from ...traces.count_form import CountTrace
 from ...traces.information import Information
 from ...traces.reader import Trace
 from ...traces.statistics import Statistics
-from ..document import Section, drawn, write_page
+from ..document import Section, Text, write_page
 from ..figures import percent
+from ..picture import BLUE, GREY, Axis, Heat, Line, Plot
 
 BAR = 10
 MAX_CELLS = 400_000  # of the maps of all layers together: about 2 MB of the page
 MAX_TICKS = 24  # of an axis of layers
-HEATMAP = {"type": "heatmap", "colorscale": "Viridis"}
 
 
 def trace_report(trace: Trace | CountTrace, statistics: Statistics, console: Console) -> None:
@@ -136,13 +137,13 @@ def _picture(statistics: Statistics, layer_ids: Sequence[int]) -> list[str]:
 
 def _sections(statistics: Statistics, names: Sequence[str]) -> Iterator[Section]:
     share_LE = statistics.loads / np.maximum(statistics.loads.mean(1, keepdims=True), 1)
-    heat = {"z": share_LE.astype(np.float32), "colorbar": {"title": "x mean"}}
-    layout = {"xaxis": {"title": "expert"}, "yaxis": _layer_axis(names), "height": max(350, 16 * len(share_LE))}
     text = "Token-expert pairs of each expert, over the mean of its layer: 1 everywhere is perfect balance."
-    yield drawn("Loads", text, {"data": [HEATMAP | heat], "layout": layout})
+    heat = Heat("", share_LE, float(share_LE.max()), Axis("expert"), _layer_axis(names), "x mean")
+    yield Section("Loads", (Text.of(text), heat))
     if statistics.locality is not None:
         text = "0: the tokens of a sample choose as all tokens do; 1: every sample has experts of its own."
-        yield drawn("Locality of samples", text, _lines({"locality": statistics.locality.index}, "index", names))
+        lines = {"locality": statistics.locality.index}
+        yield Section("Locality of samples", (Text.of(text), _lines(lines, "index", names)))
     tokens = statistics.tokens
     if tokens is None or not len(tokens.affinity):
         return
@@ -151,13 +152,13 @@ def _sections(statistics: Statistics, names: Sequence[str]) -> Iterator[Section]
         "Mutual information between the first choices of a layer and of the next. What lies above the shuffled tokens"
         " is what a placement can use."
     )
-    yield drawn("What a layer tells of the next", text, _lines(bits, "bits", names))
+    yield Section("What a layer tells of the next", (Text.of(text), _lines(bits, "bits", names)))
     text = "Of the tokens whose first choice is the row's expert, the share that goes on to the column's."
     pairs = [f"{layer} to {following}" for layer, following in pairwise(names)]
-    yield _maps("Transitions", text, tokens.counts.transitions, pairs, "expert in the next layer")
+    yield _maps("Transitions", text, tokens.counts.transitions, pairs)
     if tokens.counts.coactivation is not None and tokens.counts.coactivation.any():
         text = "Of the other choices of tokens that chose the row's expert, the share of the column's."
-        yield _maps("Co-activation", text, tokens.counts.coactivation, names, "other expert")
+        yield _maps("Co-activation", text, tokens.counts.coactivation, names)
 
 
 def _layer_names(layer_ids: Sequence[int]) -> list[str]:
@@ -165,34 +166,29 @@ def _layer_names(layer_ids: Sequence[int]) -> list[str]:
     return [f"{layer}" if layer == hidden else f"{layer} ({hidden})" for layer, hidden in enumerate(layer_ids)]
 
 
-def _layer_axis(names: Sequence[str]) -> dict[str, Any]:
+def _layer_axis(names: Sequence[str]) -> Axis:
     at = range(0, len(names), ceil(len(names) / MAX_TICKS))
     title = "layer (hidden layer)" if any("(" in name for name in names) else "layer"
-    return {"title": title, "tickvals": [*at], "ticktext": [names[layer] for layer in at]}
+    return Axis(title, ticks=[(layer, names[layer]) for layer in at])
 
 
-def _lines(values: dict[str, NDArray[np.float64]], unit: str, names: Sequence[str]) -> dict[str, Any]:
-    lines = [{"y": line, "name": name, "mode": "lines+markers"} for name, line in values.items()]
-    axis = {"title": unit, "rangemode": "tozero"}
-    return {"data": lines, "layout": {"xaxis": _layer_axis(names), "yaxis": axis, "height": 350}}
+def _lines(values: dict[str, NDArray[np.float64]], unit: str, names: Sequence[str]) -> Plot:
+    lines = [
+        Line(np.arange(len(line)), line, name, colour)
+        for (name, line), colour in zip(values.items(), (BLUE, GREY), strict=False)
+    ]
+    axis = _layer_axis(names)
+    return Plot("", lines, replace(axis, ticks=axis.ticks[:: ceil(len(axis.ticks) / 8)]), Axis(unit, zero=True))
 
 
-def _maps(title: str, text: str, counts_LEE: NDArray[Any], names: Sequence[str], across: str) -> Section:
-    """Heat maps of each row's shares, one at a time by a slider."""
+def _maps(title: str, text: str, counts_LEE: NDArray[Any], names: Sequence[str]) -> Section:
+    """Heat maps of each row's shares, side by side."""
     num_layers, num_experts, _ = counts_LEE.shape
     size = ceil(num_experts / max(1, isqrt(MAX_CELLS // num_layers)))  # experts that share a row
     first_G = np.arange(0, num_experts, size)
     sums_LGG = np.add.reduceat(np.add.reduceat(counts_LEE.astype(np.float64), first_G, axis=1), first_G, axis=2)
-    shares_LGG = (sums_LGG / np.maximum(sums_LGG.sum(2, keepdims=True), 1)).astype(np.float32)
-    maps = [
-        HEATMAP | {"x": first_G, "y": first_G, "z": table, "name": name, "visible": layer == 0}
-        for layer, (table, name) in enumerate(zip(shares_LGG, names, strict=True))
-    ]
-    shown = np.eye(len(names), dtype=bool).tolist()
-    steps = [
-        {"label": name, "method": "update", "args": [{"visible": one}]} for name, one in zip(names, shown, strict=True)
-    ]
-    slider = {"steps": steps, "currentvalue": {"prefix": "layer "}, "pad": {"t": 50}}
-    axes = {"xaxis": {"title": across}, "yaxis": {"title": "expert", "autorange": "reversed"}}
-    grouped = f" Rows and columns are groups of {size} experts, named by their first." if size > 1 else ""
-    return drawn(title, f"{text}{grouped}", {"data": maps, "layout": {**axes, "sliders": [slider], "height": 750}})
+    shares_LGG = sums_LGG / np.maximum(sums_LGG.sum(2, keepdims=True), 1)
+    top = float(shares_LGG.max())
+    grouped = f" Rows and columns are groups of {size} experts." if size > 1 else ""
+    maps = [Heat(name, table, top, small=True) for table, name in zip(shares_LGG, names, strict=True)]
+    return Section(title, (Text.of(f"{text}{grouped} Darkest: {percent(top)}."), *maps))

@@ -188,3 +188,10 @@ class Strategy:
     def sections(self, plan: Plan, width: int) -> Iterator[Section]:
         """Sections on the strategy in a plan's document, for a screen of `width` characters."""
         return iter(())
+
+    def pictures(self, plan: Plan, folder: Path, task: "Task | None") -> Iterator[Section]:
+        """Sections with pictures in a plan's page: of the plan, the files beside it in `folder`, and the trace.
+
+        `task` is None where the plan's trace is not at hand.
+        """
+        return iter(())

@@ -90,7 +90,7 @@ COMPARES: dict[str, dict[str, Any]] = {
     "compare-drifted": _compare("drifted", "exflow-coherent", "exflow-replan", "exflow-copies"),
     "compare-standard": _compare("ranked", "exflow-standard", "eplb-refined", "contiguous"),
     "compare-timed": _compare("drifted", "eplb-refined", "exflow-coherent", profile=True, phases=("decode",)),
-    "compare-static": _compare("ranked", "eplb-refined", "exflow-replicas", replica_rule="static", between=True),
+    "compare-static": _compare("ranked", "eplb-refined", "exflow-replicas", replica_rule="static", keep=True),
     "compare-nearest": _compare("chat", "exflow-replicas", replica_rule="nearest", profile=True),
     "compare-dead": _compare("drifted", "eplb-dead", size=StepSize("samples", 10)),
     "compare-pipelines": _compare("drifted", "pipemoe-robust", "pipemoe-paper", profile=True),

@@ -3,16 +3,13 @@
 Plans are `Any`, so that a test may look into one without asking part by part whether it is there.
 """
 
-import base64
 import re
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 from numpy.typing import NDArray
 
@@ -20,13 +17,14 @@ from moeplan.errors import CertificationError
 from moeplan.files import sha256_json
 from moeplan.planner.certify import certify
 from moeplan.planner.cli.screen import HangingConsole
-from moeplan.planner.document import Drawing, Section
+from moeplan.planner.document import Section
 from moeplan.planner.evaluate.costs import CostModel
 from moeplan.planner.evaluate.scene import Passes, Scene
 from moeplan.planner.evaluate.step_size import StepSize
 from moeplan.planner.evaluate.traffic import SampleCounts
 from moeplan.planner.evaluate.units import index_samples, index_units
 from moeplan.planner.options import PipelineOptions
+from moeplan.planner.picture import Picture
 from moeplan.planner.report.plan import show_report
 from moeplan.planner.request import Request
 from moeplan.planner.solve import make
@@ -152,26 +150,12 @@ def said(plan: Any) -> str:
     return screen(show_report, plan, Path("plan.json"), verbose=True)
 
 
-def figure_in(section: Section) -> Any:
-    """The only drawing of a section."""
-    (figure,) = (part.make() for part in section.body if isinstance(part, Drawing))
-    return go.Figure(figure)
+def pictures_in(section: Section) -> list[Any]:
+    """The pictures of a section."""
+    return [part for part in section.body if isinstance(part, Picture)]
 
 
 # Traces.
-
-
-def unpacked(page: Path) -> tuple[str, str]:
-    """A page without its packed script, and that script; empty where it draws nothing."""
-    text = page.read_text(encoding="utf-8")
-    found = re.search(r'packed = "([^"]*)"', text)
-    if found is None:
-        return text, ""
-    inflate = zlib.decompressobj()
-    compressed = base64.b85decode(found[1])
-    script = inflate.decompress(compressed).decode()
-    assert f"slice(0, {len(compressed) - len(inflate.unused_data)})" in text
-    return text.replace(found[1], ""), script
 
 
 def tallied(

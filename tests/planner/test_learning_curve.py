@@ -13,7 +13,7 @@ from moeplan.planner.learning_curve import LearningCurve, Point, as_dict, curve_
 from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
 from moeplan.runtime.plan import Metric
-from tests.planner.makers import figure_in, judged, request, screen
+from tests.planner.makers import judged, pictures_in, request, screen
 
 CURVE = "moeplan.planner.learning_curve"
 
@@ -96,8 +96,9 @@ def test_a_bar_that_ends_at_0_is_drawn_to_0(tmp_path: Path, monkeypatch: pytest.
     curve = points(-1.0, 5.0)
     unbounded = dataclasses.replace(curve.points[1], gain=Metric(value=5.0))
     write_curve(dataclasses.replace(curve, points=(curve.points[0], unbounded)), tmp_path / "curve.html")
-    error = figure_in(drawn[-1]).data[0].error_y
-    assert (list(error.array), list(error.arrayminus)) == ([1.0, 0.0], [1.0, 0.0])
+    (picture,) = pictures_in(drawn[-1])
+    dots = picture.lines[-1]
+    assert ([*dots.low], [*dots.high]) == ([-2.0, 5.0], [0.0, 5.0])
 
 
 @pytest.mark.parametrize("changes", [{}, {"cluster": "2x2", "dispatch_model": "standard", "method": "annealing"}])

@@ -1,20 +1,16 @@
 """Screen and page of an eplb plan: replicas weighed, the placement chosen, groups and pins kept."""
 
-import os
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from ....errors import UsageError
 from ....runtime.plan import Part, Plan
-from ...document import Column, Drawing, Section, Table, Text, check_page, write_page
-from ...evaluate.metrics import BALANCE, EXPERTS, TAIL
+from ...document import Column, Section, Table, Text
+from ...evaluate.metrics import BALANCE, EXPERTS
 from ...evaluate.price import STEP
 from ...figures import TimeUnit, bytes_text, megabytes, percent
+from ...picture import BLUE, ORANGE, Axis, Line, Plot
 from ..placement_options import PlacementOptions
 from .options import By, Choice, Redundancy
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 BY: Mapping[By, str] = {
     "published": "EPLB as published",
@@ -49,18 +45,23 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
         yield Section("Replicas weighed", (_table(weighed),), verbose=True)
 
 
-def write_redundancy(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """The weighing as a page; a plan without one is refused, other errors as in `check_page` and `write_page`."""
-    weighed = PlacementOptions.of(plan).redundancy if "placement" in plan.options else None
-    if weighed is None:
-        raise UsageError(
-            f"-o {path}: nothing to draw; give --timeline LAYER of a pipemoe or flexmoe plan, or one that weighed how"
-            " many redundant experts serve (--redundant auto)"
-        )
-    check_page(path, "; expected a page of how redundant experts were weighed")
-    title = f"{plan.model.name}: {plan.model.num_experts} experts on {plan.cluster}"
-    section = Section("Redundant experts", (Text.of(*_words(weighed, plan)), Drawing(lambda: _drawn(weighed))))
-    write_page(path, "How many redundant experts serve", title, [section])
+def pictures(plan: Plan, folder: Path, task: object) -> Iterator[Section]:
+    """The numbers of replicas that were weighed against balance and time, and the one chosen."""
+    if (weighed := PlacementOptions.of(plan).redundancy) is None:
+        return
+    rows, x = weighed.candidates, Axis("redundant experts per layer")
+    extra, chosen = [row.redundant for row in rows], [(weighed.chosen.redundant, "chosen")]
+    lines = [
+        Line(extra, [row.balance for row in rows], "balance", BLUE),
+        Line(extra, [row.balance_p95 for row in rows], "95th percentile", ORANGE),
+    ]
+    drawn = [Plot("", lines, x, Axis("busiest device over the mean"), chosen)]
+    times = [row.seconds for row in rows if row.seconds is not None]
+    if times:
+        unit = TimeUnit.up_to(max(times))
+        y = Axis(f"{WEIGHED_BY[weighed.metric]}, {unit.name}", zero=True)
+        drawn.append(Plot("", [Line(extra, [unit.per_s * one for one in times])], x, y, chosen))
+    yield Section("The price of replicas", drawn)
 
 
 def _table(weighed: Redundancy) -> Table:
@@ -106,21 +107,3 @@ def _words(weighed: Redundancy, plan: Plan) -> Iterator[str]:
     else:
         memory = f"{bytes_text(each)} each: {bytes_text(more * each)}"
         yield f"{more:,} more experts per device than with the fewest slots, {memory}"
-
-
-def _drawn(weighed: Redundancy) -> "Figure":
-    import plotly.graph_objects as go
-
-    extra = [row.redundant for row in weighed.candidates]
-    figure = go.Figure()
-    for name, values in (("balance", BALANCE), ("balance, 95th percentile", TAIL)):
-        figure.add_scatter(x=extra, y=[getattr(row, values) for row in weighed.candidates], name=name)
-    if weighed.candidates[0].seconds is not None:
-        times = [row.seconds for row in weighed.candidates]
-        figure.add_scatter(x=extra, y=times, name=WEIGHED_BY[weighed.metric], yaxis="y2", line={"dash": "dot"})
-    figure.add_vline(x=weighed.chosen.redundant, line_dash="dash", annotation_text="chosen")
-    return figure.update_layout(
-        xaxis={"title": "redundant experts per layer"},
-        yaxis={"title": "busiest device over the mean"},
-        yaxis2={"title": "seconds per step", "overlaying": "y", "side": "right", "rangemode": "tozero"},
-    )

@@ -35,7 +35,7 @@ from ..strategy import Recheck, Solution
 from . import EplbParams
 from .choice import BY_STEPS, choose, left_out, loads_by, solved, tried_by
 from .options import By, Candidate, Choice, Member, Redundancy
-from .sections import remarks, sections
+from .sections import pictures, remarks, sections
 
 # Options of a plan that are its own.
 OWN = ("groups", "dead", "pins", "quantile", "choice", "redundancy", "mixture")
@@ -56,6 +56,7 @@ class Eplb(PlacementStrategy):
     }
     remarks = staticmethod(remarks)
     sections = staticmethod(sections)
+    pictures = staticmethod(pictures)
 
     def judged_on(self, scene: Scene, dispatch_model: DispatchModel) -> str:
         """The seconds of the busiest device's experts; where nothing times them balance, the objective of EPLB."""

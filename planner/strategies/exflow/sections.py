@@ -1,13 +1,24 @@
 """Screen and page of an exflow plan: savings by coherence and by placement, the search, the cost of re-planning."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ....runtime.plan import Contender, Part, Plan
+from ....traces.counts import count
 from ...document import Section, Text
 from ...evaluate.metrics import COPIES, NODE_COPIES
 from ...figures import bytes_text, contender_of, figure_of, percent
+from ...picture import Heat
 from ..placement_options import PlacementOptions
 from .options import Replanned
+
+if TYPE_CHECKING:
+    from ...task import Task
+
+MAPS = 4  # pairs of layers that are drawn
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
@@ -62,6 +73,33 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
         )
     if lines:
         yield Section("Search", (Text(tuple(lines)),), verbose=True)
+
+
+def pictures(plan: Plan, folder: Path, task: "Task | None") -> Iterator[Section]:
+    """Transitions between experts, in their own order and as the plan places them, in a few layers."""
+    placement, num_experts = plan.placement, plan.model.num_experts
+    if task is None or placement is None or plan.model.num_layers < 2:
+        return
+    table_LEE = count(task.trace, pairs="top1", phases=task.request.phases or None).transitions
+    devices = plan.cluster.num_devices
+    share_LEE = table_LEE / np.maximum(table_LEE.sum(axis=2, keepdims=True), 1)
+    layers = np.unique(np.linspace(0, len(table_LEE) - 1, MAPS).round().astype(int)).tolist()
+    top = float(share_LEE[layers].max())
+    home_LE = np.array([placement.holds(layer).argmax(axis=1) for layer in range(placement.num_layers)])
+    in_order = np.arange(num_experts) * devices // num_experts
+    heats = list[Heat]()
+    for layer in layers:
+        for name, of_LE in (("today", np.broadcast_to(in_order, home_LE.shape)), ("plan", home_LE)):
+            rows, columns = (np.argsort(of_E, kind="stable") for of_E in of_LE[layer : layer + 2])
+            borders = np.flatnonzero(np.diff(of_LE[layer][rows])) + 1
+            shares = share_LEE[layer][np.ix_(rows, columns)]
+            heats.append(Heat(f"{layer} to {layer + 1}, {name}", shares, top, borders=borders.tolist(), small=True))
+    text = (
+        "Of the tokens whose first choice is the row's expert, the share that goes on to the column's in the next"
+        f" layer; all tokens of the trace, {len(layers)} of {len(table_LEE)} pairs of layers. Lines part devices: in a"
+        f" square on the diagonal tokens stay on their device. Darkest: {percent(top)}."
+    )
+    yield Section("Transitions between experts", (Text.of(text), *heats))
 
 
 def _even_kv(plan: Plan, ours: Contender, base: Contender) -> str:

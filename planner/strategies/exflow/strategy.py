@@ -32,7 +32,7 @@ from ..strategy import Solution, sidecar
 from . import ExflowParams
 from .options import Cap, Replanned, Search, StageHops
 from .recheck import recheck
-from .sections import remarks, sections
+from .sections import pictures, remarks, sections
 
 FREE_SHARE = 0.2  # of the time limit, to see what a cap costs
 MOVES_SHARE = 0.1  # of the time limit, after it, to weigh moves from the plan in force
@@ -58,6 +58,7 @@ class Exflow(PlacementStrategy):
     recheck = staticmethod(recheck)
     remarks = staticmethod(remarks)
     sections = staticmethod(sections)
+    pictures = staticmethod(pictures)
 
     def check(self, task: Task) -> None:
         """Refuse a horizon without a plan in force, or where nothing says what experts weigh; before the search."""

@@ -57,6 +57,7 @@ class Flexmoe(Strategy):
     recheck = staticmethod(recheck)
     remarks = staticmethod(remarks)
     sections = staticmethod(sections)
+    pictures = staticmethod(timeline.pictures)
     table = staticmethod(table)
 
     def check(self, task: Task) -> None:

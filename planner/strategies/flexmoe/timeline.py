@@ -1,24 +1,23 @@
 """The timeline of a layer whose replicas follow the load: its balance at every step under every rule, and the moves."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ....errors import UsageError
 from ....runtime.plan import Plan
 from ....runtime.schedule import COLUMNS, KINDS, PLAN, Schedule
-from ....solvers.arrays import Floats
-from ...document import Drawing, Section, check_page, write_page
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+from ....solvers.arrays import Floats, Ints
+from ...document import Section, Text, check_page, write_page
+from ...picture import BLUE, GREY, Axis, Line, Plot
 
 BASIS = "max/mean load of its devices, on the steps that judge"
 SHADES = " ▁▂▃▄▅▆▇█"
 LABEL = 26
+POINTS = 160  # of a line on a page
 EVEN = 1.0005  # what a table prints as 1.000
 
 
@@ -54,8 +53,18 @@ def write_timeline(plan: Plan, layer: int, path: str | os.PathLike[str], folder:
     text = (
         f"{plan.model.name}, {plan.cluster}: {BASIS}. Ticks are moves of the plan; a lower line is better, 1 the best."
     )
-    section = Section("Balance", (Drawing(lambda: _drawn(schedule, layer, balance)),))
+    changed = schedule.operations[schedule.operations[:, 1] == layer][:, 0]
+    section = Section("Balance", tuple(_drawn(schedule.steps, changed, balance)))
     write_page(path, f"Layer {layer}: balance while the model trains", text, [section])
+
+
+def pictures(plan: Plan, folder: Path, task: object) -> Iterator[Section]:
+    """Balance over time under every rule, mean over layers, and the changes of the plan."""
+    schedule = Schedule.beside(plan, folder)
+    balance = {name: schedule.balance[name].mean(axis=1) for name in _names(schedule)}
+    text = f"{BASIS}, mean over layers; 1 is best. One layer: moeplan show PLAN --timeline LAYER -o PAGE.html"
+    drawn = _drawn(schedule.steps, schedule.operations[:, 0], balance)
+    yield Section("Balance while the model trains", (Text.of(text), *drawn))
 
 
 def trace_events(plan: Plan, layer: int, folder: Path) -> list[dict[str, Any]]:
@@ -70,19 +79,22 @@ def _of_layer(plan: Plan, layer: int, folder: Path) -> tuple[Schedule, dict[str,
     schedule = Schedule.beside(plan, folder)
     if not 0 <= layer < plan.model.num_layers:
         raise UsageError(f"--timeline {layer}; expected an MoE layer, 0 to {plan.model.num_layers - 1}")
-    names = sorted(schedule.balance, key=lambda name: (name != PLAN, name))
-    return schedule, {name: schedule.balance[name][:, layer] for name in names}
+    return schedule, {name: schedule.balance[name][:, layer] for name in _names(schedule)}
 
 
-def _drawn(schedule: Schedule, layer: int, balance: dict[str, Floats]) -> "Figure":
-    import plotly.graph_objects as go
+def _names(schedule: Schedule) -> list[str]:
+    """Contenders of a schedule, the plan first."""
+    return sorted(schedule.balance, key=lambda name: (name != PLAN, name))
 
-    figure = go.Figure()
-    for number, (name, rows) in enumerate(balance.items()):
-        figure.add_scatter(x=schedule.steps, y=rows, name=name, line={"width": 1 if number else 3})
-    moved = schedule.operations[schedule.operations[:, 1] == layer][:, 0]
-    ticks = {"symbol": "line-ns-open", "size": 9}
-    figure.add_scatter(x=moved, y=[1.0] * len(moved), mode="markers", marker=ticks, name="changes by the plan")
-    return figure.update_layout(
-        xaxis={"title": "step of the training run"}, yaxis={"title": "busiest device over the mean", "type": "log"}
-    )
+
+def _drawn(steps: Ints, changed: Ints, balance: dict[str, Floats]) -> Iterator[Plot]:
+    """Balance over steps by rule, and the changes of the plan, a point for so many steps that few are left."""
+    parts = np.array_split(np.arange(len(steps)), min(len(steps), POINTS))
+    x, at = Axis("step of the training run"), [float(steps[part].mean()) for part in parts]
+    lines = [
+        Line(at, [float(rows[part].mean()) for part in parts], name, (BLUE, *range(2, 8), GREY)[min(number, 7)])
+        for number, (name, rows) in enumerate(balance.items())
+    ]
+    yield Plot("Balance", lines, x, Axis("busiest device over the mean", log=True))
+    each = [int(np.isin(changed, steps[part]).sum()) for part in parts]
+    yield Plot("Changes by the plan", [Line(at, each, "", BLUE, "steps")], x, Axis("moves, a point", zero=True))

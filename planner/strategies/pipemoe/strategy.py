@@ -37,6 +37,7 @@ class Pipemoe(Strategy):
     recheck = staticmethod(recheck)
     remarks = staticmethod(remarks)
     sections = staticmethod(sections)
+    pictures = staticmethod(timeline.pictures)
 
     def judged_on(self, scene: Scene, dispatch_model: DispatchModel) -> str:
         """Seconds, all that degrees change."""

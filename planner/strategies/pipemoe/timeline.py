@@ -16,8 +16,9 @@ from ....files import write_json
 from ....runtime.plan import Plan
 from ....solvers.pipemoe import simulate
 from ....solvers.pipemoe.seconds import Event, Stage
-from ...document import drawn, write_page
+from ...document import Section, Text, write_page
 from ...figures import TimeUnit, percent
+from ...picture import BLUE, CYAN, Axis, Bar, Bars, Span
 from .sections import degree_choices, layer_passes, pipeline_options
 
 SIGNS = "0123456789"  # of the chunks, where they are few
@@ -25,7 +26,7 @@ SHADES = " ░▒▓█"  # of a column, by the share of it that is busy
 BASIS = "means over the fitted steps"
 LABEL = 14
 SLACK = 1e-9  # of a column, that rounding may leave busy
-COLOURS = ("#1f77b4", "#6baed6")  # of chunks in turn
+COLOURS = (BLUE, CYAN)  # of chunks in turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +114,23 @@ def write_timeline(plan: Plan, layer: int, path: str | os.PathLike[str], _folder
         f"{plan.model.name}, {', '.join(plan.strategies)} ({choices}); seconds of a chunk are {BASIS}, and"
         " all figures have one scale. A bar is a chunk, numbered where they are few; point at one for its seconds."
     )
-    longest_s = max(one.seconds for one in passes)
-    sections = []
-    for one in passes:
-        busy = ", ".join(f"{stage.value} {percent(share)}" for stage, _, share in one.lanes())
-        sections.append(drawn(one.title, f"{busy} of the pass busy", _figure(one, longest_s)))
+    sections = [Section("", (picture,)) for picture in pictures_of(passes)]
     write_page(path, f"Layer {layer}: how its chunks overlap", text, sections)
+
+
+def pictures(plan: Plan, folder: Path, task: object) -> Iterator[Section]:
+    """The layer that takes longest."""
+    layers = [timelines(plan, layer) for layer in range(plan.model.num_layers)]
+    longest = max(range(len(layers)), key=lambda layer: layers[layer][0].seconds)
+    text = f"{BASIS}, on one scale. Another layer: moeplan show PLAN --timeline LAYER -o PAGE.html"
+    yield Section(f"How chunks overlap in layer {longest}, the longest", (Text.of(text), *pictures_of(layers[longest])))
+
+
+def pictures_of(passes: Sequence[Timeline]) -> list[Bars]:
+    """Every pass on one scale: a bar a stage, a part of it a chunk, numbered where they are few."""
+    unit = TimeUnit.up_to(max(one.seconds for one in passes))
+    axis = Axis(unit.name, ends=(0.0, max(one.seconds for one in passes) * unit.per_s or 1.0))
+    return [Bars(one.title, [_bar(one, *lane, unit) for lane in one.lanes()], axis) for one in passes]
 
 
 def trace_events(plan: Plan, layer: int, _folder: Path | None = None) -> list[dict[str, Any]]:
@@ -172,22 +184,17 @@ def _signed(spans: Sequence[tuple[float, float]], columns: int) -> str:
     return "".join(signs).rstrip()
 
 
-def _figure(one: Timeline, longest_s: float) -> dict[str, Any]:
-    events, chunks, few = one.events, [event.chunk for event in one.events], one.degree <= len(SIGNS)
-    bars = {
-        "type": "bar",
-        "y": [event.stage.value for event in events],
-        "base": [event.start_s * 1e6 for event in events],
-        "x": [(event.end_s - event.start_s) * 1e6 for event in events],
-        "customdata": chunks,
-        "text": [str(chunk) if few else "" for chunk in chunks],
-        "marker": {"color": [COLOURS[chunk % 2] for chunk in chunks], "line": {"color": "#fff", "width": int(few)}},
-        "orientation": "h",
-        "textposition": "inside",
-        "insidetextanchor": "middle",
-        "textangle": 0,
-        "hovertemplate": "%{y} %{customdata}: from %{base:.1f} us, %{x:.1f} us<extra></extra>",
-    }
-    stages = {"categoryorder": "array", "categoryarray": [stage.value for stage in reversed(Stage)]}
-    axes = {"yaxis": stages, "xaxis": {"title": "us", "range": [0, longest_s * 1.01e6]}}
-    return {"data": [bars], "layout": {**axes, "height": 220, "barmode": "overlay"}}
+def _bar(one: Timeline, stage: Stage, events: Sequence[Event], busy: float, unit: TimeUnit) -> Bar:
+    """The chunks of a stage, and the share of the pass that it is busy."""
+    spans = [
+        Span(
+            event.start_s * unit.per_s,
+            (event.end_s - event.start_s) * unit.per_s,
+            COLOURS[event.chunk % 2],
+            f"{stage.value} {event.chunk}: from {TimeUnit.worded(event.start_s)},"
+            f" {TimeUnit.worded(event.end_s - event.start_s)}",
+            str(event.chunk) if one.degree <= len(SIGNS) else "",
+        )
+        for event in events
+    ]
+    return Bar(stage.value, spans, f"{percent(busy)} busy")

@@ -10,14 +10,27 @@ import pytest
 from moeplan.errors import CertificationError, InputError, UsageError
 from moeplan.planner.certify import certify
 from moeplan.planner.compare import Comparison, compare
-from moeplan.planner.report.compare import as_dict, compare_report, write_matrices
+from moeplan.planner.figures import megabytes
+from moeplan.planner.report.compare import as_dict, compare_report, write_comparison
+from moeplan.planner.report.pictures import traffic_section
 from moeplan.planner.report.remarks import rule_words
 from moeplan.solvers.replicas import ReplayRule, ReplicaTable
 from moeplan.traces.schema import PHASES
 from moeplan.traces.split import fitted
 from tests.builders import known
 from tests.oracles.splits import split_ratios
-from tests.planner.makers import balances, counted, edited, held_out, planned, rewritten, screen, stored, tallied
+from tests.planner.makers import (
+    balances,
+    counted,
+    edited,
+    held_out,
+    pictures_in,
+    planned,
+    rewritten,
+    screen,
+    stored,
+    tallied,
+)
 
 RULES: tuple[ReplayRule, ...] = ("even", "quota", "lp")
 
@@ -62,8 +75,7 @@ def test_what_counts_do_not_say_is_one_clear_refusal(make_trace: Any, tmp_path: 
         with pytest.raises(UsageError, match=f"--replica-rule {rule} goes by where tokens come from"):
             compare([path], trace.path, replica_rule=rule)
     assert compare([path], trace.path, replica_rule="even").part == compare([path], trace.path).part
-    with pytest.raises(UsageError, match="counts do not say between which devices"):
-        compare([path], trace.path, between=True)
+    assert compare([path], trace.path, keep=True).between == {}
     seen = fitted(np.arange(len(loads)), seed=0, fraction=0.5)
     with pytest.raises(InputError, match="no token is routed"):
         compare([path], stored(tmp_path / "u", 0 * loads).path)
@@ -116,7 +128,7 @@ def test_a_rule_replays_what_an_engine_does_with_every_token(make_trace: Any, pa
     """Samples of ids 0, 7, 14, ... in one whole step, each at home on its ordinal mod 4."""
     plan = planned(make_trace(samples=40), "eplb", redundant=8, to=path)
     trace, between = make_trace(samples=16, tokens=6, seed=9), np.zeros((4, 4), np.int64)
-    comparison = compare([path], trace.path, replica_rule=rule, between=True)
+    comparison = compare([path], trace.path, replica_rule=rule, keep=True)
     (batch,) = trace.batches()
     home_T = batch.sample // 7 % 4
     for layer in range(3):
@@ -239,13 +251,23 @@ def test_experts_that_move_from_the_first_plan_are_counted_with_their_bytes(make
     assert same.experts == 0
 
 
-def test_the_page_has_a_matrix_a_contender_with_its_bytes(make_trace: Any, tmp_path: Path, path: Path) -> None:
+def test_the_page_shows_the_bytes_and_the_balance_that_the_screen_shows(
+    make_trace: Any, tmp_path: Path, path: Path
+) -> None:
     trace = make_trace(samples=64)
     planned(trace, "eplb", redundant=4, to=path)
-    comparison = compare([path], trace.path, between=True)
-    write_matrices(comparison, tmp_path / "page.html")
-    page, copies = (tmp_path / "page.html").read_text(), comparison.between[f"{path}/standard"]
-    assert page.count("<h2>") == len(comparison.part.contenders) == 3
-    far = copies[:2, 2:].sum() + copies[2:, :2].sum()
-    megabytes = [float(number) * next(iter(comparison.copy_bytes.values())) / 1e6 for number in (copies.sum(), far)]
-    assert f"{megabytes[0]:.4g} MB per step, {megabytes[1]:.4g} of them between nodes" in page
+    comparison = compare([path], trace.path, keep=True)
+    write_comparison(comparison, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    part, today, ours = comparison.part, "contiguous/standard", f"{path}/standard"
+    section = known(traffic_section(part, comparison.tallies, [today, ours], today, comparison.cluster))
+    heats = dict(zip((today, ours), pictures_in(section), strict=True))
+    for one in part.contenders[:2]:
+        far, near = (one.metrics[name].value for name in ("inter_bytes", "intra_bytes"))
+        table = heats[one.label].table * 1e6
+        assert table[:2, 2:].sum() + table[2:, :2].sum() == pytest.approx(far)
+        assert table.sum() == pytest.approx(far + near)
+        copies = comparison.between[one.label]
+        np.testing.assert_allclose(table[:2, 2:] / table[:2, 2:].sum(), copies[:2, 2:] / copies[:2, 2:].sum())
+        assert f">{megabytes(far)}<" in page
+        assert f": balance {one.metrics['balance'].value:.2f}<" in page

@@ -12,11 +12,11 @@ from moeplan.planner import task
 from moeplan.planner.certify import certify
 from moeplan.planner.evaluate.replay import step_loads
 from moeplan.planner.strategies.eplb.options import Candidate, Redundancy
-from moeplan.planner.strategies.eplb.sections import write_redundancy
+from moeplan.planner.strategies.eplb.strategy import STRATEGY
 from moeplan.solvers import eplb
 from moeplan.solvers.balance import step_balance
 from moeplan.traces.split import fitted
-from tests.planner.makers import assert_refused, edited, fit_part, judged, planned, stored, tallied
+from tests.planner.makers import assert_refused, edited, fit_part, judged, pictures_in, planned, stored, tallied
 
 CANDIDATES = "options.placement.redundancy.candidates"
 
@@ -119,14 +119,18 @@ def test_the_steps_are_read_once_for_all_that_is_weighed(trace: Any, monkeypatch
     assert read.call_count == 1
 
 
-def test_the_weighing_becomes_a_page_of_its_own(trace: Any, tmp_path: Path) -> None:
+def test_the_page_draws_what_was_weighed_and_what_was_chosen(trace: Any) -> None:
     plan, tried = weighed(trace)
-    write_redundancy(plan, tmp_path / "page.html")
-    assert f"{tried.chosen.redundant} replicas per layer: the fewest" in (tmp_path / "page.html").read_text()
-    with pytest.raises(UsageError, match=r"name it \.html"):
-        write_redundancy(plan, tmp_path / "page.json")
-    with pytest.raises(UsageError, match="--redundant auto"):
-        write_redundancy(planned(trace, "eplb"), tmp_path / "page.html")
+    (section,) = STRATEGY.pictures(plan, Path(), None)
+    balance, *times = pictures_in(section)
+    assert [[*line.y] for line in balance.lines] == [
+        [row.balance for row in tried.candidates],
+        [row.balance_p95 for row in tried.candidates],
+    ]
+    assert [*balance.lines[0].x] == [row.redundant for row in tried.candidates]
+    assert [*balance.rules] == [(tried.chosen.redundant, "chosen")]
+    assert len(times) == (tried.candidates[0].seconds is not None)
+    assert [*STRATEGY.pictures(planned(trace, "eplb"), Path(), None)] == []
 
 
 def test_nearest_weighs_only_what_holds_every_expert_on_every_node_and_no_token_leaves_its_node(

@@ -1,0 +1,67 @@
+"""Pages in a headless Chromium: no error, nothing asked for outside, nothing wider than a phone."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moeplan.planner.certify import recount
+from moeplan.planner.compare import compare
+from moeplan.planner.report.compare import write_comparison
+from moeplan.planner.report.page import PlanPage
+from moeplan.planner.report.profile_picture import write_profile_page
+from moeplan.planner.report.trace import write_trace_page
+from moeplan.profilers.profile import load as load_profile
+from moeplan.traces.statistics import describe
+from tests.browser import Browser, browsing, chromium
+from tests.planner.makers import planned
+
+pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium is installed to look at pages with")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browsing(tmp_path_factory.mktemp("browser")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def pages(make_trace: Any, make_profile: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A page of every kind."""
+    trace, profile, folder = make_trace(samples=130, tokens=12), make_profile("2x2"), tmp_path_factory.mktemp("pages")
+    plan = planned(trace, "eplb", "2x2", profile=profile, redundant="auto", to=folder / "plan.json")
+    known = load_profile(profile)
+    shown = PlanPage(plan, folder / "plan.json", recount(plan, trace.path, profile, keep=True), known)
+    shown.write(folder / "report.html")
+    shown.write(folder / "card.svg")
+    write_comparison(compare([folder / "plan.json"], trace.path, profile=profile, keep=True), folder / "compare.html")
+    write_trace_page(trace, describe(trace, coactivation=True), folder / "trace.html")
+    write_profile_page(known, folder / "profile.html")
+    return [folder / name for name in ("report.html", "compare.html", "trace.html", "profile.html", "card.svg")]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(375, "light"), (375, "dark"), (1280, "light")])
+def test_no_page_complains_asks_or_overflows(browser: Browser, pages: list[Path], width: int, scheme: str) -> None:
+    for page in pages:
+        seen = browser.visit(page, width=width, scheme=scheme)
+        assert (seen["outside"], seen["errors"]) == ([], []), page
+        assert page.suffix == ".svg" or seen["width"] <= width, page
+
+
+def test_a_page_is_dark_where_that_is_preferred(browser: Browser, pages: list[Path]) -> None:
+    colours = []
+    for scheme in ("light", "dark"):
+        browser.visit(pages[0], width=375, scheme=scheme)
+        colours.append(browser.value("getComputedStyle(document.body).backgroundColor"))
+    assert colours == ["rgb(255, 255, 255)", "rgb(20, 23, 30)"]
+
+
+def test_a_browser_tells_of_what_is_wrong(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "p.html").write_text(
+        "<img src='http://127.0.0.1:9/x.png'><script>throw 1</script><div style='width:900px'>x</div>"
+    )
+    seen = browser.visit(tmp_path / "p.html", width=375)
+    assert seen["outside"] == ["http://127.0.0.1:9/x.png"]
+    assert seen["errors"]
+    assert seen["width"] >= 900
