@@ -1,12 +1,14 @@
 """Copies that others stand for, on four real processes, held against an emulation in one process."""
 
 import functools
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from moeplan.runtime.condensation import next_tau
+from moeplan.runtime.condensation import Condensation, next_tau
 from moeplan.runtime.decisions import CondensationDecision
 from tests.builders import known
 from tests.runtime.condensation_cases import (
@@ -122,6 +124,18 @@ def test_fifty_steps_of_four_ranks_under_a_moving_threshold_are_those_of_the_emu
         assert tau_s[-1] > tau_s[0]
     for parameter, value in model.state_dict().items():
         assert close(trained[0].state[parameter], value, 1e-9), parameter
+
+
+def test_only_the_layers_of_the_decision_condense() -> None:
+    place = SimpleNamespace(slot_of_expert=torch.zeros(1))
+    blocks: list[Any] = [SimpleNamespace(placement=place, condenser=None) for _ in range(3)]
+    done = Condensation(CondensationDecision(tau=0.1, layers=(0, 2)), blocks, None)
+    done.tau, done.in_eval = 0.3, True
+    assert [block.condenser and (block.condenser.reach, block.condenser.in_eval) for block in blocks] == [
+        (0.3, True),
+        None,
+        (0.3, True),
+    ]
 
 
 def test_a_share_that_cannot_be_held_moves_its_threshold_no_further_than_counts() -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moeplan.runtime.engine.layer_placement import LayerPlacement
+from moeplan.runtime.engine.loads import Counts, Loads
 from moeplan.runtime.rebalancer import placement_of
 from moeplan.runtime.rebalancing import policy_of, tables_of
 from moeplan.solvers import quota
@@ -134,6 +135,16 @@ def test_the_balance_told_is_that_of_the_tables_before(num_ranks: int, run: Run)
         least, _, _ = quota.least(counts[step, layer].sum(axis=1), holders)
         assert computed[:, step, layer].sum() == counts[step, layer].sum()  # every pair is computed once
         assert computed[:, step, layer].max() == least
+
+
+def test_balance_over_micro_batches_is_their_mean_by_pairs() -> None:
+    load = Loads()
+    assert load.balance == 1
+    load.add(Counts(np.array([[6, 0], [0, 2]]), 6), torch.zeros(0))
+    load.add(Counts(np.array([[1, 1], [1, 1]]), 2), torch.zeros(0))
+    assert load.balance == pytest.approx((8 * (6 / 4) + 4 * (2 / 2)) / 12)
+    load.clear()
+    assert load.balance == 1
 
 
 @pytest.mark.parametrize(("num_ranks", "run"), [(n, run) for n in SHARED for run in SHARED[n]], ids=str)

@@ -9,17 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from ....errors import UsageError
+from ....errors import CertificationError, UsageError
 from ....files import sha256_file
 from ....runtime.decisions import CondensationDecision
-from ....runtime.plan import Metric
+from ....runtime.plan import Metric, Plan
 from ....runtime.wire import copy_bytes
-from ....solvers.outcome import Objective, Outcome
+from ....solvers.outcome import ROUNDING, Objective, Outcome
 from ....traces.embeddings import Embeddings
+from ...certify.certificate import Certificate
 from ...evaluate.journey import Journey, journey_of, today
 from ...solve import Solved, decide
 from ...task import Task
-from ..strategy import Solution, Strategy
+from ..strategy import Recheck, Solution, Strategy
 from . import LuffyParams
 from .condensation_sections import answer, sections
 from .folding import EXACT, Counted, Gate, History, Star, Way, reach
@@ -44,6 +45,20 @@ class Condensation(Strategy):
     objectives: ClassVar = {"rows_sent": ("rows that travel, of all to other devices,", "%")}
     answer = staticmethod(answer)
     sections = staticmethod(sections)
+
+    def recheck(self, plan: Plan, again: Recheck | None, certificate: Certificate) -> None:
+        """Recheck that what is recorded agrees with itself; rows are counted by `solve` alone."""
+        options = CondensationOptions.of(plan)
+        if self.decides in plan.outcome:
+            value = plan.outcome[self.decides].objective.value
+            certificate.agree("objective", value, 1 - options.fit.ways[0].rows_saved)
+        for way in (*options.fit.ways, *(options.held_out.ways if options.held_out else ())):
+            if not min(way.layers_saved) - ROUNDING <= way.rows_saved <= max(way.layers_saved) + ROUNDING:
+                raise CertificationError(
+                    f"{way.name}: {way.rows_saved:.2%} of rows saved; expected between {min(way.layers_saved):.2%} and"
+                    f" {max(way.layers_saved):.2%}, those of its layers"
+                )
+        certificate.checked("record of condensation")
 
     def make(self, task: Task) -> Solved:
         """The plan; what is known of it stands in its options, and no verdict calls it a benefit."""

@@ -15,7 +15,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch.nn import functional
 
-from moeplan.errors import MismatchError, UsageError
+from moeplan.errors import CertificationError, MismatchError, UsageError
+from moeplan.planner.certify import certify
 from moeplan.planner.demo.model import MoEBlock, load_embedded
 from moeplan.planner.demo.text import other_text, record_embedded, samples
 from moeplan.planner.evaluate.journey import today
@@ -27,7 +28,7 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.engine.condenser import standing
 from moeplan.runtime.engine.copies import select
 from moeplan.traces.reader import Trace
-from tests.planner.makers import planned, said
+from tests.planner.makers import edited, planned, said
 from tests.runtime.condensation_reference import CondensedExperts
 from tests.runtime.wire_reference import by_hand
 
@@ -133,6 +134,28 @@ def test_loss_error_and_rows_are_those_of_an_emulation(
     rows, sent = (sum(sum(getattr(one.seen, name)) for one in layers) for name in ("rows", "sent"))
     assert ours["rows_saved"] == pytest.approx(1 - sent / rows, abs=2 / rows)
     assert "RESULTS CHANGE" in said(plan)
+
+
+def test_a_record_that_contradicts_itself_is_refused(trace: Trace) -> None:
+    plan = planned(trace, "luffy", condense=0.05)
+    assert "record of condensation" in certify(plan).checks
+    for path, change in (
+        ("options.condensation.held_out.ways.1.rows_saved", 1.0),
+        ("options.condensation.fit.ways.0.rows_saved", lambda saved: saved + 1e-4),
+        ("outcome.condensation.objective.value", 0.5),
+    ):
+        with pytest.raises(CertificationError):
+            certify(edited(plan, path, change))
+
+
+def test_fp8_rows_of_the_plan_are_judged_so(trace: Trace) -> None:
+    plan = planned(trace, "luffy", condense=0.05, wire="fp8")
+    ours, *others = plan.options["condensation"]["fit"]["ways"]
+    plain, *_ = planned(trace, "luffy", condense=0.05).options["condensation"]["fit"]["ways"]
+    assert plan.decisions.wire == "fp8"
+    assert ours["rows_saved"] == plain["rows_saved"]
+    assert 1 - ours["bytes_saved"] == pytest.approx((1 - plain["bytes_saved"]) * (128 + 4) / (128 * 4))
+    assert all(one["name"] != "plan + fp8" for one in others)
 
 
 def test_the_threshold_keeps_its_budget_and_rivals_stand_beside(trace: Trace, text: Path) -> None:

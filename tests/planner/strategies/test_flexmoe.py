@@ -452,6 +452,11 @@ def test_empty_slots_are_filled_with_replicas_of_the_highest_loads() -> None:
     assert filled(tables, np.array([[1, 2, 8, 3]]), 2).tolist() == [[[0, 1, 2], [2, 3, 1]]]
 
 
+def test_on_several_nodes_those_come_first_that_no_other_node_holds() -> None:
+    tables = np.array([[[0, -1], [1, 2], [2, 3], [4, 2]]])  # expert 2 has the highest load, and is on both nodes
+    assert filled(tables, np.array([[1, 3, 90, 4, 5]]), 2).tolist() == [[[0, 1], [1, 2], [2, 3], [4, 2]]]
+
+
 @pytest.mark.parametrize(
     ("meta", "settings", "error", "words"),
     [

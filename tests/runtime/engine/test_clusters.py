@@ -16,7 +16,7 @@ from moeplan.planner.demo.model import Experts
 from moeplan.profilers.routed import partial_sums
 from moeplan.runtime.engine.chunks import Chunks
 from moeplan.runtime.engine.clusters import BLOCK, STRIP, clusters, nearest, priority, products, rounds, star
-from moeplan.runtime.engine.condenser import standing
+from moeplan.runtime.engine.condenser import Condenser, standing
 from moeplan.runtime.engine.copies import Copies, select
 from moeplan.runtime.engine.fold import Fold, asked
 
@@ -82,6 +82,24 @@ def test_every_condensed_row_is_within_tau_of_one_that_travels_and_asks_its_devi
         gates = [sum(weights.values()) for weights in of]
         far = np.linalg.norm(u - v) + sum(abs(of[0][e] / gates[0] - of[1][e] / gates[1]) for e in of[0]) / 2
         assert one == kept or far * (1 if cosine else gates[0]) <= tau + 1e-5
+
+
+def test_rows_are_counted_in_training_alone() -> None:
+    rows = Rows.drawn(0, 40, 1, experts=DEVICES, spread=0.0)
+    condenser = Condenser(cosine=False, medoid=False)
+    condenser.reach = 0.5
+    for training in (False, True):
+        condenser._stands(rows.copies, rows.x, rows.weight, 0, training=training)
+        counts = condenser.rows, condenser.saved
+        assert all(counts) if training else counts == (0, 0)
+
+
+def test_a_row_without_a_gate_weight_stays_alone() -> None:
+    rows = Rows.drawn(0, 40, 1, experts=DEVICES, spread=0.0)
+    alone = torch.arange(len(rows.copies.row))
+    assert (rows.found(0.5) != alone).any()
+    rows.weight.zero_()
+    assert (rows.found(0.5) == alone).all()
 
 
 @pytest.mark.parametrize("cosine", [False, True])
