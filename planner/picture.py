@@ -394,7 +394,8 @@ def _anchor(at: float) -> str:
 
 
 def _text(x: float, y: float, words: str, kind: str, anchor: str = "start", *, most: int = 64) -> str:
-    words = words if len(words) <= most else f"{words[: most - 3]}..."
+    if len(words) > most:  # the end of a path tells more than its middle
+        words = f"{words[: most // 3]}...{words[most // 3 + 3 - most :]}"
     side = "" if anchor == "start" else f' text-anchor="{anchor}"'
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}"{side}>{html.escape(words)}</text>' if words else ""
 

@@ -388,6 +388,7 @@ def doubted(metric: str, dispatch_model: str, missing: dict[str, str]) -> str:
     plan: Any = SimpleNamespace(
         verdict=Verdict(value="none", metric=metric, against=theirs.label, at_least=0.0, gain=Metric(value=0.01)),
         evaluation=None,
+        judged_by=None,
         placement=None,
         inputs=SimpleNamespace(profile=None),
         decisions=SimpleNamespace(wire=None, sample_policy=None),

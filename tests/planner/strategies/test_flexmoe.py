@@ -489,7 +489,7 @@ def test_counts_of_samples_without_steps_are_refused(tmp_path: Path) -> None:
         ("options/rebalancing/followed/plan/violations", 1, "cost more"),
         ("options/rebalancing/horizon", 7.0, "was asked for"),
         ("options/rebalancing/followed/plan/changes", 99, "changes"),
-        ("options/rebalancing/followed/static/figure", 1e-9, "static: what decides"),
+        ("options/rebalancing/followed/static/figure", 1e-9, "static: figure"),
         ("decisions/rebalancing/quantile", 0.5, None),
         ("outcome/rebalancing/objective/value", 1.5, "gap|objective"),
         ("decisions/rebalancing/trigger", 3.0, None),
