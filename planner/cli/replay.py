@@ -58,4 +58,4 @@ def replay(
     else:
         replay_report(done, console())
     if not done.gaining:
-        raise NoBenefitError(f"no gain above the noise of {done.noise:.1%}: more --rounds or --tokens-per-step tell less")
+        raise NoBenefitError(f"no gain above the noise of {done.noise:.1%}; --rounds {2 * rounds} shows smaller ones")

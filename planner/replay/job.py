@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -41,7 +42,6 @@ from .model import LayersAlone
 TIMEOUT_S = 600.0
 TODAY = "today"
 TYPES = {2: torch.bfloat16, 4: torch.float32}  # of elements, by bytes
-PARTS: tuple[Part, ...] = ("dispatch", "experts", "combine")
 USUAL_TOKENS = 256  # of a rank
 
 
@@ -65,7 +65,9 @@ class Ran:
 
     name: str
     step: Span
-    parts: Mapping[str, float]  #: Medians by part, each timed alone, after a barrier
+    #: exchange_s, experts_s: medians of the forward's dispatches and combines, and of its experts, each after a barrier
+    exchange_s: float
+    experts_s: float
     gain: Span  #: Share of today's step that it saves, round by round
     #: step_s, exchange_s and experts_s of the MoE layers as the profile has them; empty without one
     predicted: Mapping[str, float]
@@ -159,7 +161,8 @@ def replay(
         A rank was lost.
     """
     loaded = load_plans(plans)
-    cluster, source = common_cluster(loaded, profile), open_trace(trace)
+    measured, source = None if profile is None else load_profile(profile), open_trace(trace)
+    cluster = common_cluster(loaded, None if measured is None else measured.cluster, timed=True)
     for plan in loaded:
         plan.check_model(source)
         _check(plan, backward=backward)
@@ -179,7 +182,7 @@ def replay(
         [chosen_U],
         cluster,
         size=size,
-        profile=None if profile is None else load_profile(profile),
+        profile=measured,
         model=spec,
         seed=seed,
         passes=_passes(loaded, backward=backward),
@@ -190,9 +193,7 @@ def replay(
     )
     ways: dict[str, Plan | str] = {TODAY: as_today, **{plan.path: plan.path for plan in loaded}}
     work = Work(_recorded(source, index, scene), spec, ways, backward, rounds, seed)
-    ranks = run_world(
-        cluster.num_devices, _on_rank, work, device=device, timeout_s=TIMEOUT_S, on_progress=on_progress
-    )
+    ranks = run_world(cluster.num_devices, _on_rank, work, device=device, timeout_s=TIMEOUT_S, on_progress=on_progress)
     if ranks is None:
         return None
     predicted = _predicted(scene, [contender, *(plan.contender for plan in loaded)])
@@ -247,7 +248,7 @@ def _on_rank(world: World, work: Work) -> Timed:
         spread = parallelize(model, plan)
         model.fill(work.seed + world.rank)
         inputs = [one.to(device) for one in _inputs(work.step, world.rank, flat=plan.dispatch_model == "standard")]
-        calls.append(lambda spread=spread, inputs=inputs: _run(spread, inputs, backward=work.backward))
+        calls.append(partial(_run, spread, inputs, backward=work.backward))
         calls[-1]()
         world.report("ready")
     order, seconds = list(range(len(calls))), np.zeros((work.rounds, len(calls), 2))
@@ -264,7 +265,7 @@ def _on_rank(world: World, work: Work) -> Timed:
 def _inputs(step: Recorded, rank: int, *, flat: bool) -> list[Tensor]:
     """Numbers of this rank's tokens, the samples that they take turns by, and which are real.
 
-    A token that returns is a sample of its own, so that nothing is padded; a token that lives on is beside its sample's.
+    A token that returns is a sample of its own, so that nothing is padded; others are beside those of their sample.
     """
     (number_T,) = np.nonzero(step.home == rank)
     if flat:
@@ -321,7 +322,8 @@ def _told(
         Ran(
             name,
             Span.of(both_RW[:, way]),
-            {part: _lapped(ranks, way, part) for part in PARTS},
+            _lapped(ranks, way, "dispatch") + _lapped(ranks, way, "combine"),
+            _lapped(ranks, way, "experts"),
             Span.of(1 - both_RW[:, way] / both_RW[:, 0]),
             predicted[way],
         )

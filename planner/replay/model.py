@@ -8,7 +8,6 @@ Legend: N tokens of a step; T tokens here; L MoE layers; E experts, K per token;
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ...profilers.routed import weighted_experts
 from ...traces.model import ModelSpec
@@ -35,7 +34,7 @@ class LayersAlone(nn.Module):
         """The first element of every token's vector after all layers, `[B, S, 1]`."""
         x = self.embed(tokens_BS)
         for layer in self.layers:
-            x = x + layer.moe(x)
+            x = x + layer.get_submodule("moe")(x)
         y: Tensor = self.head(x)
         return y
 
@@ -88,6 +87,7 @@ class _Experts(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
+        assert spec.hidden_size is not None
         assert spec.ffn_size is not None
         self.w_in = nn.Parameter(torch.zeros(spec.num_experts, 2 * spec.ffn_size, spec.hidden_size))
         self.w_out = nn.Parameter(torch.zeros(spec.num_experts, spec.hidden_size, spec.ffn_size))
@@ -116,7 +116,7 @@ class _Attention(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.kv_size, self.hidden_size = spec.attention.kv_size or 2, spec.hidden_size
+        self.kv_size, self.hidden_size = spec.attention.kv_size or 2, spec.hidden_size or 0
 
     def project(self, x: Tensor, _position_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         key = x.new_zeros(*x.shape[:-1], 1, self.kv_size // 2)
