@@ -17,6 +17,7 @@ COMMANDS = {
     "report": "Write a plan as a page to show.",
     "compare": "Compare plans on any trace.",
     "certify": "Recompute what a plan claims.",
+    "replay": "Run plans on real ranks with recorded routing.",
     "apply": "Make a plan active, or write it for an engine.",
     "validate": "Check a file that places experts by its engine's rules.",
     "demo": "Run the whole chain on the embedded model.",

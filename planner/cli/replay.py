@@ -1,0 +1,61 @@
+"""`moeplan replay`: plans run for real, on ranks, with recorded routing."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ...errors import NoBenefitError
+from .flags import Json, optional
+from .screen import console, print_json, progress
+
+
+def replay(
+    plans: Annotated[list[Path], typer.Argument(help="The plans.")],
+    trace: Annotated[str, typer.Option(help="A trace of their model, of tokens in samples.")] = "traces",
+    profile: Annotated[Path | None, optional("The profile that predicts; else profile.json, if there.")] = None,
+    tokens_per_step: Annotated[
+        int | None, optional("Tokens of the step, in whole samples; 256 per device.", min=1)
+    ] = None,
+    backward: Annotated[bool, typer.Option("--backward", help="Run forward and backward.")] = False,
+    rounds: Annotated[int, typer.Option(help="Runs of today and of all plans, forth and back.", min=1)] = 10,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="What computes.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Seed of the weights.", min=0)] = 0,
+    as_json: Json = False,
+) -> None:
+    """Run the MoE layers of a model, with random weights, as today and under plans; measured beside predicted.
+
+    A rank for every device of the plans' cluster: processes of this machine, or those that torchrun or srun started.
+    They send a step of recorded tokens to the recorded experts. Attention is left out. Exit code 8: no plan is faster
+    than today by more than the noise.
+
+    \b
+    Examples:
+      moeplan replay plan.json --trace traces
+      torchrun --nproc-per-node 8 -m moeplan.planner.cli replay plan.json --trace traces --device cuda --backward
+    """
+    from ..replay.job import replay as run
+    from ..replay.report import replay_report
+    from ..request import profile_for
+
+    with progress() as say:
+        done = run(
+            plans,
+            trace,
+            profile=profile_for(profile),
+            tokens=tokens_per_step,
+            backward=backward,
+            rounds=rounds,
+            device=device,
+            seed=seed,
+            on_progress=say,
+        )
+    if done is None:  # not rank 0 of a launched world
+        return
+    if as_json:
+        print_json(asdict(done))
+    else:
+        replay_report(done, console())
+    if not done.gaining:
+        raise NoBenefitError(f"no gain above the noise of {done.noise:.1%}; --rounds {2 * rounds} shows smaller ones")
