@@ -23,7 +23,7 @@ LOSS_DIGITS = 20  # binary ones, to which the mean loss is rounded
 
 
 class Condensation:
-    """Copies that the blocks of a model let others stand for, by its plan's decision.
+    """The plan's condensation, carried out by a model's routed blocks.
 
     Attributes
     ----------

@@ -59,8 +59,8 @@ class Rebalancer:
     schedule
         Tables `[L, D, S]` by the first step, from 0, that is to run under them, in place of the policy.
     moves_per_step
-        Experts that change their owner after one step, at most, but for those of one layer; None: all. Layers beyond
-        that follow after the next steps; nothing is decided anew before they have.
+        Most changes of owners after one step; None: no limit. A layer is never split; layers left over follow after
+        later steps, and nothing is decided before they have.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ class Rebalancer:
         self._deciding: Future[tuple[list[Ints], float]] | None = None
         self._thread = ThreadPoolExecutor(1, "moeplan-rebalancing")
         self._holders = weakref.WeakSet[Optimizer]()  # optimizers that hold experts
-        # Others, and the forwards that waited for a step when they took their last one
+        # Other optimizers, by the forwards that waited when they took their last step
         self._strangers = weakref.WeakKeyDictionary[Optimizer, int]()
         for block in blocks:
             block.loads = Loads()
