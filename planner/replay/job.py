@@ -23,6 +23,7 @@ from ...profilers.measurement import median_interval
 from ...profilers.profile import load as load_profile
 from ...profilers.stopwatch import Laps, Part, stopwatch
 from ...profilers.world import World, run_world
+from ...profilers.world.launch import found_launch
 from ...runtime import load_plan, parallelize
 from ...runtime.decisions import Decisions
 from ...runtime.plan import Inputs, Plan
@@ -154,7 +155,7 @@ def replay(
     ------
     UsageError
         A plan that does not run on these layers: of other clusters than the first, one that follows the load of a
-        training, or one whose rows stand for others.
+        training, or one whose rows stand for others; another number of ranks than devices.
     InputError
         Sizes of the model are unknown, or the trace has no samples.
     RankError
@@ -163,6 +164,11 @@ def replay(
     loaded = load_plans(plans)
     measured, source = None if profile is None else load_profile(profile), open_trace(trace)
     cluster = common_cluster(loaded, None if measured is None else measured.cluster, timed=True)
+    launch = found_launch()
+    if launch is not None and launch.size != cluster.num_devices:
+        raise UsageError(
+            f"{launch.size} ranks were started for plans of {cluster.num_devices} devices; start one for each device"
+        )
     for plan in loaded:
         plan.check_model(source)
         _check(plan, backward=backward)
@@ -243,8 +249,8 @@ def _on_rank(world: World, work: Work) -> Timed:
     calls = list[Callable[[], object]]()
     for one in work.plans.values():
         plan = load_plan(one) if isinstance(one, str) else one
-        model = LayersAlone(work.spec, torch.from_numpy(work.step.ids.astype(np.int32)))
-        model = model.to(device, TYPES[work.spec.dtype_bytes or 4]).train(mode=work.backward)
+        ids_NLK, dtype = torch.from_numpy(work.step.ids.astype(np.int32)), TYPES[work.spec.dtype_bytes or 4]
+        model = LayersAlone(work.spec, ids_NLK, dtype).to(device).train(mode=work.backward)
         spread = parallelize(model, plan)
         model.fill(work.seed + world.rank)
         inputs = [one.to(device) for one in _inputs(work.step, world.rank, flat=plan.dispatch_model == "standard")]

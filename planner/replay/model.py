@@ -19,15 +19,15 @@ PATTERNS = 1024  # of hidden vectors, which tokens take in turn
 class LayersAlone(nn.Module):
     """MoE layers that send tokens int64 `[B, S]`, numbers below N, to experts `ids_NLK`; a `LanguageModel`.
 
-    Weights are zeros until `fill`.
+    Weights are zeros of `dtype` until `fill`. On a CPU they take no memory before, when each rank has its own alone.
     """
 
-    def __init__(self, spec: ModelSpec, ids_NLK: Tensor) -> None:
+    def __init__(self, spec: ModelSpec, ids_NLK: Tensor, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         assert spec.hidden_size is not None
         self.bits = max(len(ids_NLK) - 1, 1).bit_length()
-        self.embed = _Embedding(self.bits, spec.hidden_size)
-        self.layers = nn.ModuleList(_Layer(spec, ids_NK, self.bits) for ids_NK in ids_NLK.unbind(1))
+        self.embed = _Embedding(self.bits, spec.hidden_size).to(dtype)
+        self.layers = nn.ModuleList(_Layer(spec, ids_NK, self.bits, dtype) for ids_NK in ids_NLK.unbind(1))
         self.norm, self.head = nn.Identity(), _First()
 
     def forward(self, tokens_BS: Tensor) -> Tensor:
@@ -85,21 +85,21 @@ class _Router(nn.Module):
 class _Experts(nn.Module):
     """Experts with gate, up and down projections."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
         super().__init__()
         assert spec.hidden_size is not None
         assert spec.ffn_size is not None
-        self.w_in = nn.Parameter(torch.zeros(spec.num_experts, 2 * spec.ffn_size, spec.hidden_size))
-        self.w_out = nn.Parameter(torch.zeros(spec.num_experts, spec.hidden_size, spec.ffn_size))
+        self.w_in = nn.Parameter(torch.zeros(spec.num_experts, 2 * spec.ffn_size, spec.hidden_size, dtype=dtype))
+        self.w_out = nn.Parameter(torch.zeros(spec.num_experts, spec.hidden_size, spec.ffn_size, dtype=dtype))
 
     def forward(self, x_TM: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
         return weighted_experts(x_TM, ids_TK, weights_TK.to(x_TM.dtype), self.w_in, self.w_out)
 
 
 class _Block(nn.Module):
-    def __init__(self, spec: ModelSpec, ids_NK: Tensor, bits: int) -> None:
+    def __init__(self, spec: ModelSpec, ids_NK: Tensor, bits: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.router, self.experts = _Router(ids_NK, bits), _Experts(spec)
+        self.router, self.experts = _Router(ids_NK, bits), _Experts(spec, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         x_TM = x.flatten(0, -2)
@@ -127,10 +127,10 @@ class _Attention(nn.Module):
 
 
 class _Layer(nn.Module):
-    def __init__(self, spec: ModelSpec, ids_NK: Tensor, bits: int) -> None:
+    def __init__(self, spec: ModelSpec, ids_NK: Tensor, bits: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.attention_norm, self.moe_norm = nn.Identity(), nn.Identity()
-        self.attention, self.moe = _Attention(spec), _Block(spec, ids_NK, bits)
+        self.attention, self.moe = _Attention(spec), _Block(spec, ids_NK, bits, dtype)
 
 
 class _First(nn.Module):

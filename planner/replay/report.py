@@ -51,10 +51,8 @@ def _predicted(way: Ran, metric: str, unit: TimeUnit) -> str:
 
 
 def _remarks(done: Replayed) -> Iterator[str]:
-    unseen = (
-        "samples that plans were fitted to, as there are no others" if done.seen else "samples no plan was fitted to"
-    )
-    yield f"a step of {done.num_tokens:,} tokens, {done.num_samples:,} {unseen}; random weights, attention left out"
+    seen = "fitted samples, as there are no others" if done.seen else "unseen samples"
+    yield f"a step of {done.num_tokens:,} tokens of {done.num_samples:,} {seen}; random weights, attention left out"
     yield "exchange and experts are timed alone, after a barrier each; in a step they may overlap, and ranks wait"
     if not done.ways[0].predicted:
         yield "for predictions: moeplan profile here, then --profile profile.json"

@@ -111,6 +111,23 @@ def test_routers_read_tokens_whatever_layers_add() -> None:
     assert torch.equal(before[..., : layers.bits], after[..., : layers.bits])
 
 
+def test_another_number_of_ranks_than_devices_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": 0, "WORLD_SIZE": 3, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(UsageError, match="3 ranks were started for plans of 2 devices"):
+        replay([folder / "eplb.json"], folder / "trace")
+
+
+def test_half_precision_runs_as_the_model_has_it() -> None:
+    spec = model(layers=2, experts=4, top_k=2, hidden_size=32, ffn_size=8, dtype_bytes=2)
+    layers = LayersAlone(spec, torch.zeros(5, 2, 2, dtype=torch.int32), torch.bfloat16)
+    layers.fill(0)
+    y = layers(torch.arange(5)[:, None])
+    assert y.dtype == torch.bfloat16
+    y.sum().backward()
+    assert all(own.grad is not None and own.dtype == torch.bfloat16 for own in layers.parameters())
+
+
 def timed(seconds: list[list[tuple[float, float]]]) -> Timed:
     """A rank's seconds by round and way, forth and back."""
     laps: Laps = {"dispatch": [0.1, 0.2], "experts": [1.0], "combine": [0.3]}
