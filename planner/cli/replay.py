@@ -33,7 +33,7 @@ def replay(
     \b
     Examples:
       moeplan replay plan.json --trace traces
-      torchrun --nproc-per-node 8 -m moeplan.planner.cli replay plan.json --trace traces --device cuda --backward
+      torchrun --nproc-per-node 8 -m moeplan.planner.cli replay plan.json
     """
     from ..replay.job import replay as run
     from ..replay.report import replay_report
