@@ -193,7 +193,6 @@ def replay(
         seed=seed,
         passes=_passes(loaded, backward=backward),
     )
-    contender = today(spec, cluster)
     as_today = Plan.make(
         strategies=(), seed=0, cluster=cluster, model=spec, inputs=Inputs(), decisions=Decisions(dispatch="standard")
     )
@@ -202,7 +201,7 @@ def replay(
     ranks = run_world(cluster.num_devices, _on_rank, work, device=device, timeout_s=TIMEOUT_S, on_progress=on_progress)
     if ranks is None:
         return None
-    predicted = _predicted(scene, [contender, *(plan.contender for plan in loaded)])
+    predicted = _predicted(scene, [today(spec, cluster), *(plan.contender for plan in loaded)])
     return _told(work, ranks, predicted, num_samples=size.number, seen=not unseen_U.any())
 
 

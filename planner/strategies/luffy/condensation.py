@@ -74,7 +74,7 @@ class Condensation(Strategy):
         started, params, scene = time.perf_counter(), LuffyParams.of(task.params), task.scene
         journey = _journey(task)
         if journey.homes is not None:
-            refuse_both(task, journey, None if params.condense is None else _asked(params))
+            refuse_both(task, journey, None if params.condense is None else _asked(task))
         if params.model is not None and params.text is not None:
             task.say(f"running {params.model} on {params.text}")
             way, parts = _by_model(task, measured(scene, journey, params.model, params.text))
@@ -127,7 +127,7 @@ def _by_states(task: Task, parts: list[Recorded]) -> tuple[Way, list[CondensedPa
     """The plan's way and what hidden states say of it and its rivals."""
     params = LuffyParams.of(task.params)
     assert params.condense is not None
-    way = replace(_asked(params), wire=task.wire)
+    way = _asked(task)
     ways = [way, *_equals(task, way, parts[0].count), *_papers(params)]
     return way, [
         _part(task, number, [(one, part.count(one), None) for one in ways]) for number, part in enumerate(parts)
@@ -138,7 +138,7 @@ def _by_model(task: Task, parts: list[Measured]) -> tuple[Way, list[CondensedPar
     """The plan's way and what the model says of it and its rivals."""
     params, fit, seed = LuffyParams.of(task.params), parts[0], task.request.seed
     exact = fit.judge(EXACT)
-    way = replace(_asked(params), wire=task.wire)
+    way = _asked(task)
     if params.condense is None:
         task.say("choosing how near rows must be on the fitted samples")
         by_loss = params.condense_loss is not None
@@ -171,11 +171,13 @@ def _by_model(task: Task, parts: list[Measured]) -> tuple[Way, list[CondensedPar
     return way, records
 
 
-def _asked(params: LuffyParams) -> Way:
-    """The plan's way: the rule asked for, with the reach asked for, or any where it is still to be chosen."""
+def _asked(task: Task) -> Way:
+    """The plan's way: the rule, wire and reach asked for; any reach where it is still to be chosen."""
+    params = LuffyParams.of(task.params)
     if params.method == "paper":
-        return _star("plan", PAPER if params.condense is None else params.condense)
-    return Way("plan", Gate(1.0 if params.condense is None else params.condense), medoid=params.medoid)
+        return replace(_star("plan", PAPER if params.condense is None else params.condense), wire=task.wire)
+    tau = 1.0 if params.condense is None else params.condense
+    return Way("plan", Gate(tau), medoid=params.medoid, wire=task.wire)
 
 
 def _star(name: str, threshold: float) -> Way:
