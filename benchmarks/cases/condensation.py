@@ -6,11 +6,12 @@ Samples of 256 bytes; 16 of them on each device, or 8 where a part is half of th
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from moeplan.planner.demo.text import other_text, record_embedded, record_text
@@ -22,7 +23,7 @@ from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
 from moeplan.planner.strategies.luffy.condensation import furthest
 from moeplan.planner.strategies.luffy.folding import EXACT, Gate, History, Star, Way
-from moeplan.planner.strategies.luffy.measured import EMBEDDED, Judged, Measured, Step, measured
+from moeplan.planner.strategies.luffy.measured import EMBEDDED, Call, Judged, Measured, Step, measured
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime.engine.clusters import BLOCK
 from moeplan.runtime.engine.condenser import standing
@@ -37,6 +38,9 @@ LENGTH = 256
 BITS, ERROR = "bits per byte above all rows", "layer error, %"
 COPIES = "1x16"
 WIDTH, EXPERTS = 1024, 16  # of what is timed
+DRAWN = 256  # tokens of an expert whose pairs are compared
+ALIKE, KEPT, STAY = "cosine above .75, %", "change below .2 by the expert, %", "above .8, still so a block later, %"
+PRINTED = {1: {ALIKE: 0.25, KEPT: 0.95, STAY: 0.9}, 6: {ALIKE: 0.85}}  # of the paper's MoE-TransformerXL
 ROW_BYTES: dict[Wire | None, int] = {None: 128 * 2, "fp8": 128 + SCALE_BYTES}
 
 
@@ -137,6 +141,65 @@ def _halves() -> tuple[Measured, Measured]:
     return fit, held_out
 
 
+@cache
+def _calls() -> list[Call]:
+    """Arguments of every block's experts in the first step on 2x4."""
+    whole, calls = _parts("2x4")[0], list[Call]()
+    hooks = [layer.module.register_forward_pre_hook(partial(_kept, calls), with_kwargs=True) for layer in whole.layers]
+    with torch.inference_mode():
+        whole.model(whole.steps[0].tokens)
+    for hook in hooks:
+        hook.remove()
+    return calls
+
+
+def _kept(calls: list[Call], _module: object, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+    x, ids, weights = (*args, *kwargs.values())[:3]
+    calls.append(Call(x.flatten(0, -2), ids.flatten(0, -2).long(), weights.flatten(0, -2)))
+
+
+def _similar(block: int) -> Iterator[Row]:
+    """Pairs of tokens that choose one expert: how alike they are before it, after it and a block later."""
+    if block in PRINTED:
+        yield Row(f"block {block}", "paper, TransformerXL", more=PRINTED[block])
+    before_p, after_p, apart_p, later_p = _pairs(block)
+    near_p, later = before_p > 0.75, block < len(_calls())
+    more = {
+        ALIKE: _share(near_p),
+        KEPT: _share((after_p - before_p)[near_p].abs() < 0.2),
+        "outputs differ by, %": float(apart_p[near_p].median()),
+        STAY: _share(later_p[before_p > 0.8] > 0.8) if later else None,
+        "below .2, still so, %": _share(later_p[before_p < 0.2] < 0.2) if later else None,
+    }
+    yield Row(f"block {block}", "embedded model", more={name: x for name, x in more.items() if x is not None})
+
+
+@torch.inference_mode()
+def _pairs(block: int) -> Tensor:
+    """Cosines of inputs, of outputs and of inputs a block later, and distances of outputs over the norm of one."""
+    calls, experts, pairs = _calls(), _parts("2x4")[0].layers[block - 1].module, list[Tensor]()
+    call, later = calls[block - 1], calls[block % len(calls)]
+    for expert in range(EXPERTS):
+        (token_n,) = (call.ids == expert).any(1).nonzero(as_tuple=True)
+        token_n = token_n[torch.randperm(len(token_n), generator=torch.Generator().manual_seed(0))[:DRAWN]]
+        y_nM = experts(call.x[token_n], torch.full((len(token_n), 1), expert), torch.ones(len(token_n), 1))
+        first, second = torch.triu_indices(len(token_n), len(token_n), 1)
+        apart_p = (y_nM[first] - y_nM[second]).norm(dim=1) / y_nM[first].norm(dim=1)
+        cosines = (_cosine(of_nM)[first, second] for of_nM in (call.x[token_n], y_nM, later.x[token_n]))
+        before_p, after_p, later_p = cosines
+        pairs.append(torch.stack([before_p, after_p, apart_p, later_p]))
+    return torch.cat(pairs, dim=1)
+
+
+def _cosine(x_nM: Tensor) -> Tensor:
+    u_nM = functional.normalize(x_nM.float(), dim=1)
+    return u_nM @ u_nM.T
+
+
+def _share(which: Tensor) -> float:
+    return float(which.double().mean())
+
+
 def _found(num_tokens: int) -> Iterator[Row]:
     """Clusters of tokens near 64 centres, each with two of 16 experts on devices of their own, one core."""
     rng = torch.Generator().manual_seed(0)
@@ -184,6 +247,16 @@ STUDIES = (
         " copies saved, each expert on a device of its own, by a threshold chosen there.",
         instances=lambda settings: [0.01] if settings.quick else [0.005, 0.01, 0.02],
         rows=_budget,
+    ),
+    Study(
+        title="The paper's Figures 5 and 7",
+        quality="",
+        note="Pairs of tokens that choose one expert, 256 tokens an expert of 64 samples on 2x4: cosines of its inputs,"
+        " and of its outputs for the same two. Outputs differ by the distance of the two over the norm of one, the"
+        " median of the pairs above .75: what condensing takes for nothing. The paper's figures are of its text, after"
+        " 30 iterations of training; it does not say whether its pairs share an expert.",
+        instances=lambda settings: [1] if settings.quick else [1, 2, 3, 4, 5, 6],
+        rows=_similar,
     ),
     Study(
         title="Seconds to find the rows of a layer",
