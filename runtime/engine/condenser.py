@@ -59,22 +59,30 @@ class Condenser:
         UsageError
             Another forward than the last runs again.
         """
-        if again := in_backward():
-            if self._last is None or not torch.equal(self._last[0], ids_TK):
-                raise UsageError(
-                    "a checkpointed forward with condensation is run again after another forward; run backward after"
-                    " each"
-                )
-            condenses = self._last[1] is not None
+        copies = None
+        if in_backward():
+            stands_n = self._known(ids_TK)
+        elif self.reach and (training or self.in_eval):
+            copies = select(ids_TK, device_TK, None, (1, dist.get_world_size(group)))
+            stands_n = self._stands(copies, x_TM, weight_TK, dist.get_rank(group), training=training)
         else:
-            self._last, condenses = (ids_TK, None), bool(self.reach) and (training or self.in_eval)
-        if not condenses:
+            stands_n = None
+        self._last = ids_TK, stands_n
+        if stands_n is None:
             return None
-        copies = select(ids_TK, device_TK, None, (1, dist.get_world_size(group)))
-        if not again:
-            self._last = ids_TK, self._stands(copies, x_TM, weight_TK, dist.get_rank(group), training=training)
-        stands_n = self._last[1]
-        return None if stands_n is None else Fold.of(copies, x_TM, weight_TK, stands_n, chunks, medoid=self.medoid)
+        if copies is None:
+            copies = select(ids_TK, device_TK, None, (1, dist.get_world_size(group)))
+        return Fold.of(copies, x_TM, weight_TK, stands_n, chunks, medoid=self.medoid)
+
+    def _known(self, ids_TK: Tensor) -> Tensor | None:
+        """The copy that stood for each in the forward that runs again; None: each for itself."""
+        if self._last is not None and torch.equal(self._last[0], ids_TK):
+            return self._last[1]
+        if not self.reach:
+            return None
+        raise UsageError(
+            "a checkpointed forward with condensation is run again after another forward; run backward after each"
+        )
 
     def _stands(self, copies: Copies, x_TM: Tensor, weight_TK: Tensor, rank: int, *, training: bool) -> Tensor | None:
         """The copy that stands for each; None: each for itself."""

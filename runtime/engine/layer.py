@@ -247,7 +247,8 @@ class ParallelExperts(nn.Module):
     def _refuse_other_turns(self) -> None:
         """Refuse to run a forward again that another has followed: what it went by is known of the last alone."""
         turns = self.placement.rows is not None and self.placement.quota is None
-        if (turns or self.condenser is not None) and self._last.waiting > 1 and in_backward():
+        condenses = self.condenser is not None and self.condenser.reach
+        if (turns or condenses) and self._last.waiting > 1 and in_backward():
             what = "a placement with replicas" if turns else "condensation"
             raise UsageError(
                 f"two checkpointed forwards before one backward under {what}; run backward after each forward, or"

@@ -197,8 +197,10 @@ def _attempts(rank: int) -> dict[str, Callable[[], object]]:
     plan, mine = plan_of(case, **decided), own(case.batches, rank)
     guessed = plan_of(case, criterion="star", threshold=0.9, s1=0.9, s2=0.3)
 
-    def two(other: slice) -> None:
+    def two(other: slice, tau: float | None = 0.3) -> None:
         model = parallelize(case.model(), plan)
+        assert model.condensation is not None
+        model.condensation.tau = tau
         _checkpoint(model)
         first = model(case.tokens()[mine])
         if other == slice(0):
@@ -214,4 +216,5 @@ def _attempts(rank: int) -> dict[str, Callable[[], object]]:
         "history": lambda: parallelize(case.model(), guessed),
         "two forwards": lambda: two(slice(1)),
         "another forward": lambda: two(slice(0)),
+        "nothing condensed": lambda: (two(slice(1), None), two(slice(0), None)),
     }
