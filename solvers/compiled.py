@@ -1,8 +1,10 @@
 """Functions compiled by numba. Modules that use it are imported in the call that needs them: numba loads with them."""
 
+import hashlib
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -26,12 +28,21 @@ def compiled(function: Function, *, any_order: bool = False, inlined: bool = Fal
         "inline": "always" if inlined else "never",
     }
     try:
-        return cast(Function, numba.njit(cache=True, **options)(function))
-    except RuntimeError:  # no folder to cache in
-        return cast(Function, numba.njit(**options)(function))
+        found = numba.njit(cache=True, **options)(function)
+        found._cache._cache_file._source_stamp = source_hash()  # else of the function's own file, without its callees
+    except (AttributeError, RuntimeError):  # nothing is compiled, or no folder to cache in
+        found = numba.njit(**options)(function)
+    return cast(Function, found)
 
 
 inlined = partial(compiled, inlined=True)
+
+
+@cache
+def source_hash() -> str:
+    """Hash of the files of all solvers: code that is compiled holds that of the functions it calls."""
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def seconds_to_compile(tiny: Callable[[], object]) -> float:

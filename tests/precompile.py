@@ -3,7 +3,6 @@
 `precompile.py` runs all groups of them at once, a process each; `precompile.py GROUP` is one of these.
 """
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -13,20 +12,18 @@ from typing import get_args
 
 import numpy as np
 
-import moeplan
 from moeplan.profilers.cluster import Link
 from moeplan.solvers import eplb, flexmoe, precompile
 from moeplan.solvers.bounds import thorough_bound
+from moeplan.solvers.compiled import source_hash
 from moeplan.solvers.placement import ReplicaRule
 
 __all__ = ["compiled_code"]
 
 
 def compiled_code() -> str:
-    """A folder for what numba compiles, one a state of the solvers: numba notices no change of a file called from."""
-    solvers = sorted((Path(moeplan.__file__).parent / "solvers").rglob("*.py"))
-    key = hashlib.sha256(b"".join(file.read_bytes() for file in solvers)).hexdigest()[:16]
-    return str(Path(tempfile.gettempdir()) / f"moeplan-compiled-{os.getuid()}-{key}")
+    """A folder for what numba compiles, one a state of the solvers: several checkouts do not take turns in it."""
+    return str(Path(tempfile.gettempdir()) / f"moeplan-compiled-{os.getuid()}-{source_hash()[:16]}")
 
 
 def bounds() -> None:

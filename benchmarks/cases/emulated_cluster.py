@@ -113,9 +113,10 @@ STUDIES = (
         "every row",
         "Seconds of a training step, forward and backward of 3 layers, another batch each round, of four. Rows are"
         " those of the embedded model's layers 0, 2 and 4 on text that it never saw, repeated to 1,040 bfloat16"
-        " elements, with their experts and gates, 8 samples of 128 a rank; rows are compared and folded for real, and"
-        " no prediction counts that. Bits: above every row, on the same text, all six layers of the model going that"
-        " way, with the 95 % interval over samples. Homes and condensed rows do not go together (docs/luffy.md).",
+        " elements, with their experts and gates, 8 samples of 128 a rank. They are compared, folded and encoded for"
+        " real; what that costs is measured before, on the first step's rows, none of which is sent. Bits: above every"
+        " row, on the same text, all six layers of the model going that way, with the 95 % interval over samples. Homes"
+        " and condensed rows do not go together (docs/luffy.md).",
     ),
     _study(
         "pipelining",

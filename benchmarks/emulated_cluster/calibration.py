@@ -28,7 +28,17 @@ from moeplan.solvers import contiguous
 from .model import Waiter, WaitingExperts
 from .timing import Call, interleaved
 
-NODE_BYTES = (2_000, 20_000, 70_000, 150_000, 300_000, 600_000, 1_200_000, 3_200_000)  # through the busiest node
+NODE_BYTES = (
+    2_000,
+    20_000,
+    70_000,
+    150_000,
+    300_000,
+    600_000,
+    1_200_000,
+    3_200_000,
+    8_000_000,
+)  # through the busiest node
 COUNT_BYTES = 8
 SHAPE = 8.0  # of the gamma distribution that uneven bytes follow: a coefficient of variation of 0.35
 LOCAL_BYTES = (2_000, 200_000, 800_000)  # that leave a rank for the others of its node

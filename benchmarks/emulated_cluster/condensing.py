@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from moeplan.planner.demo.model import load_embedded
@@ -24,6 +25,8 @@ from moeplan.planner.strategies.luffy.measured import Judged, Measured, Step
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime import parallelize
 from moeplan.runtime.decisions import CondensationDecision, SamplePolicyDecision
+from moeplan.runtime.engine.copies import select
+from moeplan.runtime.engine.wire import decoded, encoded
 from moeplan.runtime.expert_parallel import ExpertParallelModel
 from moeplan.runtime.plan import Plan
 from moeplan.runtime.wire import SCALE_BYTES
@@ -166,11 +169,34 @@ def _ways(cluster: Cluster, one: Recorded) -> dict[str, Plan]:
 def _run(cluster: Cluster, rank: int, _profile: Profile, given: list[Recorded], rounds: int) -> SecondsByWay:
     found: dict[str, Seconds] = {}
     for one in given:
-        calls, mine = {}, inputs(rank, one, cluster)
+        calls, alone, mine = {}, {}, inputs(rank, one, cluster)
         for way, model in models(cluster, one).items():
             calls[f"{one.name}/{way}"] = partial(_train_next, model, itertools.cycle(mine))
-        found |= interleaved(calls, rounds)
+            alone[_alone(one, way)] = partial(_send_none, model, one, rank, mine[0][0].flatten())
+        found |= interleaved(alone, rounds) | interleaved(calls, rounds)
     return found
+
+
+def _alone(one: Recorded, way: str) -> str:
+    return f"{one.name}/{way}, alone"
+
+
+def _send_none(model: ExpertParallelModel, one: Recorded, rank: int, token_T: Tensor) -> None:
+    """Compare, fold, encode and sum the rows of a step, and their gradients, all of which stay on this rank."""
+    for number, (block, row_NH, gate_NK) in enumerate(zip(model.blocks, one.rows, one.gates, strict=True)):
+        x_TM = _Rows(row_NH)(signs(token_T)).requires_grad_()
+        ids_TK, weight_TK = torch.as_tensor(one.work.ids[token_T.numpy(), number]), gate_NK[token_T]
+        device_TK, fold = block.placement.replicas.choose(ids_TK, token_T, token_T), None
+        if block.condenser is not None:
+            chunks, group = block.chunks, block.group
+            fold = block.condenser.fold(x_TM, ids_TK, weight_TK, device_TK, chunks, group, training=True)
+        copies = select(ids_TK, device_TK, None, (1, dist.get_world_size())) if fold is None else fold.copies
+        x_mM = copies.hidden(x_TM, slice(None)) if fold is None else fold.x
+        y_TM = copies.summed(x_mM, len(x_TM)) if fold is None else fold.spread(x_mM, len(x_TM))
+        y_TM.backward(torch.ones_like(y_TM))  # type: ignore[no-untyped-call]
+        remote_mM = x_mM.detach()[copies.place != rank]
+        for _ in range(4 if block.wire else 0):  # there and back, forward and backward
+            decoded(encoded(remote_mM), x_TM.dtype)
 
 
 def models(cluster: Cluster, one: Recorded) -> dict[str, ExpertParallelModel]:
@@ -205,7 +231,8 @@ def _told(cluster: Cluster, profile: Profile, given: list[Recorded], measured: S
         for way in (NONE, *CONDENSED, HOMES):
             seconds, steps = measured[f"{one.name}/{way}"], [sent(cluster, one, way, number) for number in range(STEPS)]
             rounds = np.arange(1, 1 + len(seconds.samples)) % STEPS  # the first step is that of the call not timed
-            predicted = [_seconds(cluster, profile, one, way, steps[number]) for number in rounds]
+            alone_s = measured[_alone(one, way)].median
+            predicted = [alone_s + _seconds(cluster, profile, one, way, steps[number]) for number in rounds]
             rows = sum(float(layer.there.sum() + layer.back.sum()) for step in steps for layer in step)
             every = rows if way == NONE else every
             told = {"rows saved, %": 1 - rows / every}
@@ -254,7 +281,7 @@ def sent(cluster: Cluster, one: Recorded, way: str, number: int) -> list[Sent]:
 
 
 def _seconds(cluster: Cluster, profile: Profile, one: Recorded, way: str, layers: list[Sent]) -> float:
-    """Seconds of a step, forward and backward, less those that it takes to compare, fold and encode rows."""
+    """Seconds of a step, forward and backward, beside those that its rows take where they are."""
     total = 0.0
     for layer in layers:
         exchanges = sum(exchange_s(profile, cluster, one.row_bytes(way) * flow) for flow in (layer.there, layer.back))

@@ -216,12 +216,13 @@ def test_ranks_with_other_cpus_find_the_same_split_and_owners_as_nothing_in_them
     rng = np.random.default_rng(0)
     held = [sorted({*rng.permutation(8)[:4].tolist(), 2 * d, 2 * d + 1}) for d in range(4)]
     table = np.array([[*row, -1, -1, -1][:6] for row in held])
-    with watched(quota, state) as found, np.errstate(over="ignore"):  # of the last level, which has no next
+    files = [sys.modules[f"{quota.__name__}.{name}"] for name in ("holders", "loads", "traffic", "turns")]
+    with watched(quota, *files, state) as found, np.errstate(over="ignore"):  # of the last level, which has no next
         holders = state.holders_in(table, 8, 2)
         dealt, _ = quota.split(rng.integers(0, 99, (8, 4)), holders, 8)
         quota.in_turn(np.ascontiguousarray(dealt[:, :1]), holders)
         state.homes_after(np.arange(8) % 4, state.holds(table, 8), 2)
-    assert {"split", "in_turn", "homes_after", "holds"} < set(found)
+    assert {"split", "in_turn", "in_cells", "least", "nearest", "homes_after", "holds"} < set(found)
     assert not any(found.values()), found
     with watched(state) as found:  # what would be seen
         state.sum_ports(holders)
