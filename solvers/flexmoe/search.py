@@ -23,6 +23,7 @@ DRAWN = 2  # of what could be put somewhere, the one that spares most traffic is
 FAR = 2**62
 HOPED, MORE = 0.9, 2.0  # of exchanges, what a move may leave; of the latest vector's gain, the others'
 COOLING = 1.25e-6  # of the value at the start: how much less an evaluation lets a move cost, with probability 1 / e
+TRADE, ADD, REPLACE, DROP, SPREAD, KINDS = 8, 12, 15, 17, 19, 20  # moves of each kind in twenty, added up
 AIMS = 3  # devices that moves aim at: the one of most load, of the busiest port, of most gradient rows
 
 
@@ -219,72 +220,99 @@ def _move(
     table: Ints, held: Bools, count: Ints, task: Search, aims: Ints, change: Ints, seed: NDArray[np.uint64]
 ) -> int:
     """Make a random move; how many changes it took, 0 where it was none."""
-    num_devices, width = table.shape
-    num_experts, group = len(count), task.group
-    d = aims[below(seed, AIMS)] if below(seed, 2) else below(seed, num_devices)
-    s = below(seed, width)
-    e = table[d, s]
-    kind = below(seed, 20)
-    if kind < 8:  # trade two slots
-        g, t, most = -1, -1, -FAR
-        for _ in range(DRAWN):
-            h, u = below(seed, num_devices), below(seed, width)
-            y = table[h, u]
-            if h == d or e == y or (e >= 0 and held[h, e]) or (y >= 0 and held[d, y]):
-                continue
-            gain = _locality(task, held, h, e) + _locality(task, held, d, y)
-            gain -= _locality(task, held, d, e) + _locality(task, held, h, y)
-            if gain > most:
-                g, t, most = h, u, gain
-        if g < 0:
-            return 0
-        y = table[g, t]
-        n = _changed(table, held, count, d, s, EMPTY, change, 0)
-        n = _changed(table, held, count, g, t, e, change, n)
-        return _changed(table, held, count, d, s, y, change, n)
-    if kind < 12:  # one more replica of an expert of this device
-        if e < 0:
-            return 0
-        g, most = -1, -FAR
-        for _ in range(DRAWN):
-            h = below(seed, num_devices)
-            if not held[h, e] and _locality(task, held, h, e) > most:
-                g, most = h, _locality(task, held, h, e)
-        s = _spare(table, count, g, seed) if g >= 0 else -1
-        if s < 0:
-            return 0
-        return _changed(table, held, count, g, s, e, change, 0)
-    if kind < 15:  # another expert for this device
-        y, most = -1, -FAR
-        for _ in range(DRAWN):
-            x = below(seed, num_experts)
-            if not held[d, x] and _locality(task, held, d, x) > most:
-                y, most = x, _locality(task, held, d, x)
+    d = aims[below(seed, AIMS)] if below(seed, 2) else below(seed, len(table))
+    s = below(seed, table.shape[1])
+    e, kind = table[d, s], below(seed, KINDS)
+    if kind < TRADE:
+        return _traded(table, held, count, task, d, s, change, seed)
+    if ADD <= kind < REPLACE:
+        y = _drawn_expert(held, task, d, seed)
         if y < 0 or (e >= 0 and count[e] == 1):
             return 0
         return _changed(table, held, count, d, s, y, change, 0)
-    if kind < 17:
-        if e < 0 or count[e] == 1:
-            return 0
-        return _changed(table, held, count, d, s, EMPTY, change, 0)
     if e < 0:
         return 0
-    n = 0
-    if kind < 19:  # one more replica on every node
-        for node in range(num_devices // group):
-            for _ in range(group):
-                g = node * group + below(seed, group)
-                t = -1 if held[g, e] else _spare(table, count, g, seed)
-                if t >= 0:
-                    n = _changed(table, held, count, g, t, e, change, n)
-                    break
-        return n
-    node = d // group  # none on this node
-    here = held[node * group : (node + 1) * group, e].sum()
-    if here == count[e]:
+    if kind < ADD:
+        g = _drawn_device(held, task, e, seed)
+        t = _spare(table, count, g, seed) if g >= 0 else -1
+        return _changed(table, held, count, g, t, e, change, 0) if t >= 0 else 0
+    if kind < DROP:
+        return _changed(table, held, count, d, s, EMPTY, change, 0) if count[e] > 1 else 0
+    if kind < SPREAD:
+        return _on_every_node(table, held, count, task, e, change, seed)
+    return _off_node(table, held, count, task, d // task.group, e, change)
+
+
+@compiled
+def _traded(
+    table: Ints, held: Bools, count: Ints, task: Search, d: int, s: int, change: Ints, seed: NDArray[np.uint64]
+) -> int:
+    """Trade a slot's expert for that of a slot drawn at random, of which the one that spares most traffic."""
+    e, g, t, most = table[d, s], -1, -1, -FAR
+    for _ in range(DRAWN):
+        h, u = below(seed, len(table)), below(seed, table.shape[1])
+        y = table[h, u]
+        if h == d or e == y or (e >= 0 and held[h, e]) or (y >= 0 and held[d, y]):
+            continue
+        gain = _locality(task, held, h, e) + _locality(task, held, d, y)
+        gain -= _locality(task, held, d, e) + _locality(task, held, h, y)
+        if gain > most:
+            g, t, most = h, u, gain
+    if g < 0:
         return 0
-    for g in range(node * group, (node + 1) * group):
-        for t in range(width):
+    y = table[g, t]
+    n = _changed(table, held, count, d, s, EMPTY, change, 0)
+    n = _changed(table, held, count, g, t, e, change, n)
+    return _changed(table, held, count, d, s, y, change, n)
+
+
+@compiled
+def _drawn_device(held: Bools, task: Search, e: int, seed: NDArray[np.uint64]) -> int:
+    """The device without an expert, of some drawn, where it spares most traffic; -1 where none was drawn."""
+    g, most = -1, -FAR
+    for _ in range(DRAWN):
+        h = below(seed, len(held))
+        if not held[h, e] and _locality(task, held, h, e) > most:
+            g, most = h, _locality(task, held, h, e)
+    return g
+
+
+@compiled
+def _drawn_expert(held: Bools, task: Search, d: int, seed: NDArray[np.uint64]) -> int:
+    """The expert that a device lacks, of some drawn, that spares most traffic there; -1 where none was drawn."""
+    y, most = -1, -FAR
+    for _ in range(DRAWN):
+        x = below(seed, held.shape[1])
+        if not held[d, x] and _locality(task, held, d, x) > most:
+            y, most = x, _locality(task, held, d, x)
+    return y
+
+
+@compiled
+def _on_every_node(
+    table: Ints, held: Bools, count: Ints, task: Search, e: int, change: Ints, seed: NDArray[np.uint64]
+) -> int:
+    """Give an expert one more replica on every node that has a spare slot where it looks."""
+    n = 0
+    for first in range(0, len(table), task.group):
+        for _ in range(task.group):
+            g = first + below(seed, task.group)
+            t = -1 if held[g, e] else _spare(table, count, g, seed)
+            if t >= 0:
+                n = _changed(table, held, count, g, t, e, change, n)
+                break
+    return n
+
+
+@compiled
+def _off_node(table: Ints, held: Bools, count: Ints, task: Search, node: int, e: int, change: Ints) -> int:
+    """Take all replicas of an expert off a node, where another node has one."""
+    first, end = node * task.group, (node + 1) * task.group
+    if held[first:end, e].sum() == count[e]:
+        return 0
+    n = 0
+    for g in range(first, end):
+        for t in range(table.shape[1]):
             if table[g, t] == e:
                 n = _changed(table, held, count, g, t, EMPTY, change, n)
     return n
