@@ -107,11 +107,7 @@ def parallelize(
     chosen = dispatch or plan.dispatch_model
     with _together(group):
         dispatcher = _dispatcher(model, plan, chosen, dist.get_world_size(group))
-        _check_rebalancing(plan, schedule)
-        if moves_per_step is not None and (plan.decisions.rebalancing is None or moves_per_step < 1):
-            raise UsageError(
-                f"moves_per_step={moves_per_step}; expected 1 or more, and a plan of solve --strategy flexmoe"
-            )
+        _check_rebalancing(plan, schedule, moves_per_step)
         if replica_memory not in get_args(ReplicaMemory):
             raise UsageError(f"replica_memory={replica_memory!r}; expected one of {get_args(ReplicaMemory)}")
     _agree(plan, chosen, replica_memory, group)
@@ -129,24 +125,16 @@ def parallelize(
     share = 1 / dist.get_world_size(group) if gradients == "mean" else 1.0
     shared = SharedStacks() if replica_memory == "shared" else None
     for layer, block in enumerate(blocks):
-        experts = block.experts
         if checkpoint is None:
-            keep_experts(experts, owned[block.experts_name])
-        here = LayerPlacement.of(
-            placement,
-            layer,
-            devices_per_node=plan.cluster.devices_per_node,
-            far_cost=round(inter_ratio(plan.cluster)),
-            group=group,
-            device=next(experts.parameters()).device,
-            owner=owner_LE[layer],
-            counted=plan.decisions.rebalancing is not None,
-        )
+            keep_experts(block.experts, owned[block.experts_name])
+        device = next(block.experts.parameters()).device
+        here = _layer_placement(plan, placement, layer, owner_LE[layer], group, device)
         chunks = Chunks.planned(plan.decisions.pipeline, layer)
-        block.module.experts = ParallelExperts(experts, here, group, chunks=chunks, gradient_share=share, shared=shared)
-        block.module.experts.wire = plan.decisions.wire
-        block.module.experts.register_state_dict_post_hook(name_held)  # type: ignore[no-untyped-call]
-        block.module.experts.register_load_state_dict_pre_hook(take_held)  # type: ignore[no-untyped-call]
+        experts = ParallelExperts(block.experts, here, group, chunks=chunks, gradient_share=share, shared=shared)
+        experts.wire = plan.decisions.wire
+        experts.register_state_dict_post_hook(name_held)  # type: ignore[no-untyped-call]
+        experts.register_load_state_dict_pre_hook(take_held)  # type: ignore[no-untyped-call]
+        block.module.experts = experts
     for layer_before, layer_after in itertools.pairwise(spread_experts(model).values()):
         layer_before.weights.following = layer_after.weights
     spread = ExpertParallelModel(model, plan, chosen, dispatcher, group)
@@ -175,9 +163,32 @@ def _owners(plan: Plan, placement: Placement) -> list[Ints]:
     return [first_homes(table, placement.num_experts) for table in tables_of(placement)]
 
 
-def _check_rebalancing(plan: Plan, schedule: Schedule | None) -> None:
+def _layer_placement(
+    plan: Plan,
+    placement: Placement,
+    layer: int,
+    owner_E: Ints,
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+) -> LayerPlacement:
+    """Where the experts of a layer are, and how a step's tokens choose among their replicas."""
+    return LayerPlacement.of(
+        placement,
+        layer,
+        devices_per_node=plan.cluster.devices_per_node,
+        far_cost=round(inter_ratio(plan.cluster)),
+        group=group,
+        device=device,
+        owner=owner_E,
+        counted=plan.decisions.rebalancing is not None,
+    )
+
+
+def _check_rebalancing(plan: Plan, schedule: Schedule | None, moves_per_step: int | None) -> None:
     """Refuse a schedule that does not go with the plan, and the paper's policy, judged under a split of its own."""
     decision = plan.decisions.rebalancing
+    if moves_per_step is not None and (decision is None or moves_per_step < 1):
+        raise UsageError(f"moves_per_step={moves_per_step}; expected 1 or more, and a plan of solve --strategy flexmoe")
     if schedule is not None and decision is None:
         raise UsageError("a schedule for a plan that decides no rebalancing; give one of solve --strategy flexmoe")
     if schedule is not None:
