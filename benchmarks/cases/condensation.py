@@ -84,7 +84,7 @@ def _ways(cluster: str, settings: Settings) -> list[tuple[str, Way]]:
         Way("gates, the kept row as it is, tau 0.2", Gate(0.2), medoid=True),
         Way("paper's history 0.9:0.3, cosine 0.8", History(0.8, 0.9, 0.3), medoid=True),
         Way("fp8 rows", wire="fp8"),
-        Way("fp8 rows and gates, tau 0.2", Gate(0.2), wire="fp8"),
+        *(Way(f"fp8 rows and gates, tau {tau}", Gate(tau), wire="fp8") for tau in (0.17, 0.2)),
         *(Way(f"second experts below {gate} dropped", drop=gate) for gate in (0.2, 0.3, 0.4)),
     ]
     return [(cluster, way) for way in (gates[:1] if settings.quick else [*gates, *times, *stars, *others])]
