@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import UsageError
+from ..errors import MismatchError, UsageError
 from .decisions import CondensationDecision, DispatchModel
 from .engine.condenser import Condenser
 from .engine.gather import all_gather
@@ -19,6 +19,7 @@ from .engine.watch import naming_lost_ranks
 from .plan import Plan
 
 NEAREST, FARTHEST = 1e-6, 4.0  # of a reach that follows a share; unit vectors are 2 apart at most, gates sum to 1
+MOST_LOSS = 1e30  # beyond it a loss counts as none
 LOSS_DIGITS = 20  # binary ones, to which the mean loss is rounded
 
 
@@ -59,6 +60,8 @@ class Condensation:
 
     @tau.setter
     def tau(self, tau: float | None) -> None:
+        if tau is not None and math.isnan(tau):
+            raise UsageError("tau nan; expected a distance, or None to condense nothing")
         self._tau = tau
         for condenser in self._condensers:
             condenser.reach = tau
@@ -90,7 +93,7 @@ class Condensation:
             work.wait()
         losses, rows_D, saved_D = zip(*heard_3D.view(-1, 3).tolist(), strict=True)
         self.saved = sum(saved_D) / sum(rows_D) if sum(rows_D) else None
-        known = [one for one in losses if math.isfinite(one)]  # a rank without tokens has none
+        known = [one for one in losses if abs(one) < MOST_LOSS]  # a rank without tokens has none
         self._follow(round(sum(known) / len(known) * 2**LOSS_DIGITS) / 2**LOSS_DIGITS if known else None)
 
     def state_dict(self) -> dict[str, float | None]:
@@ -98,7 +101,9 @@ class Condensation:
         return {"tau": self.tau, "first_loss": self._first_loss}
 
     def load_state_dict(self, state: Mapping[str, float | None]) -> None:
-        """Go on from a state."""
+        """Go on from a state; MismatchError where it is not one."""
+        if lacking := {"tau", "first_loss"} - set(state):
+            raise MismatchError(f"a state of condensation without {min(lacking)}; expected one of state_dict()")
         self.tau, self._first_loss = state["tau"], state["first_loss"]
 
     def _follow(self, loss: float | None) -> None:
@@ -122,11 +127,10 @@ def next_tau(
 
     A held share that cannot be reached moves no further than `NEAREST` and `FARTHEST`.
     """
-    if decision.schedule == "share" and saved is not None:
-        assert tau is not None
+    if decision.schedule == "share" and saved is not None and tau is not None:
         assert decision.target is not None
         most = max((gain for gains in decision.gains or () for gain in gains), default=1.0)
-        return min(max(tau * math.exp(decision.target - saved), NEAREST), FARTHEST * most)
+        return max(min(tau * math.exp(decision.target - saved), FARTHEST * most), NEAREST)
     if decision.schedule == "paper" and loss is not None and first_loss is not None:
         assert decision.h_max is not None
         decrease = (first_loss - loss) / first_loss if first_loss else 0.0

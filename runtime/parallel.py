@@ -187,8 +187,11 @@ def _layer_placement(
 def _check_rebalancing(plan: Plan, schedule: Schedule | None, moves_per_step: int | None) -> None:
     """Refuse a schedule that does not go with the plan, and the paper's policy, judged under a split of its own."""
     decision = plan.decisions.rebalancing
-    if moves_per_step is not None and (decision is None or moves_per_step < 1):
-        raise UsageError(f"moves_per_step={moves_per_step}; expected 1 or more, and a plan of solve --strategy flexmoe")
+    whole = isinstance(moves_per_step, int) and not isinstance(moves_per_step, bool)
+    if moves_per_step is not None and (decision is None or not whole or moves_per_step < 1):
+        raise UsageError(
+            f"moves_per_step={moves_per_step!r}; expected a number, 1 or more, and a plan of solve --strategy flexmoe"
+        )
     if schedule is not None and decision is None:
         raise UsageError("a schedule for a plan that decides no rebalancing; give one of solve --strategy flexmoe")
     if schedule is not None:

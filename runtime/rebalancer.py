@@ -293,6 +293,8 @@ class Rebalancer:
         """
         from ..solvers.flexmoe import Operation
 
+        if lacking := self.state_dict().keys() - state.keys():
+            raise MismatchError(f"a state of rebalancing without {min(lacking)}; expected one of state_dict()")
         tables, owners = (np.asarray(state[name]) for name in ("tables", "owners"))
         expected = self.tables.shape, (len(self.blocks), self.num_experts)
         if (tables.shape, owners.shape) != expected:
@@ -342,10 +344,15 @@ def checked(schedule: Schedule, start: Placement) -> dict[int, Ints]:
     InputError
         A table is of other sizes than the start, or breaks a rule of placements.
     """
-    tables = {int(step): np.asarray(table) for step, table in schedule.items()}
+    if not isinstance(schedule, Mapping) or not all(isinstance(step, int | np.integer) for step in schedule):
+        raise InputError("a schedule that is no tables by step; expected a dict, as of moeplan.runtime.schedule_of")
     expected = tables_of(start).shape
+    try:
+        tables = {int(step): np.asarray(table) for step, table in schedule.items()}
+    except ValueError as error:  # rows of unequal length
+        raise InputError(f"a schedule with a table that has no shape ({error}); expected {list(expected)}") from None
     for step, table in sorted(tables.items()):
-        if table.shape != expected or table.dtype.kind not in "iu" or step < 0:
+        if table.shape != expected or table.dtype.kind != "i" or step < 0:
             raise InputError(
                 f"schedule, step {step}: a table {list(table.shape)} of {table.dtype}; expected whole numbers"
                 f" {list(expected)} (layers, devices, slots), from step 0 on"

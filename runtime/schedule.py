@@ -19,6 +19,8 @@ from .rebalancing import EMPTY, tables_of
 PLAN = "plan"  # the contender that is the plan itself
 KINDS = ("expand", "shrink", "migrate")
 COLUMNS = ("step", "layer", "kind", "expert", "from", "to")
+MOST = 2**31  # of a step, a device, an expert, a balance
+LONGEST = 100  # of a rule's name
 FORMAT = "moeplan rebalancing schedule 1"
 
 
@@ -67,12 +69,16 @@ class Schedule:
         balance = {name.removeprefix("balance."): values for name, values in tensors.items()}
         shapes = {values.shape for values in balance.values()}
         shaped = steps.ndim == 1 and operations.shape[1:] == (len(COLUMNS),) and shapes == {(len(steps), num_layers)}
+        if not all(name.isprintable() and len(name) <= LONGEST for name in balance):
+            raise InputError("the schedule beside the plan names rules in no plain words; run moeplan solve again")
         if not shaped or not len(steps) or PLAN not in balance:
             raise InputError("the schedule beside the plan has tables of other shapes; run moeplan solve again")
         numbers = steps.dtype == operations.dtype == np.int64 and np.isin(operations[:, 2], range(len(KINDS))).all()
+        numbers = numbers and steps[0] >= 0 and (np.diff(steps) > 0).all() and steps[-1] < MOST
+        numbers = numbers and operations.max(initial=0) < MOST and (operations[:, 1] < num_layers).all()
         shrinks = operations[:, 2] == KINDS.index("shrink")  # to no device
         numbers = numbers and (operations[~shrinks] >= 0).all() and (operations[shrinks, :-1] >= 0).all()
-        if not numbers or not all(np.isfinite(values).all() and (values >= 1).all() for values in balance.values()):
+        if not numbers or not all((values >= 1).all() and (values < MOST).all() for values in balance.values()):
             raise InputError("the schedule beside the plan holds no balances or operations; run moeplan solve again")
         return cls(steps, operations, balance)
 

@@ -46,10 +46,12 @@ class Embeddings:
         shapes, columns = dict[tuple[Path, str], tuple[int, ...]](), list[dict[str, NDArray[Any]]]()
         for path in files:
             with _opened(path) as stored:
-                shapes |= {(path, name): tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118
-                columns.append({name: stored.get_tensor(name) for name in KEYS if (path, name) in shapes})
+                slices = {name: stored.get_slice(name) for name in stored.keys()}  # noqa: SIM118
+                _check_tensors(path, {name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()})
+                shapes |= {(path, name): tuple(part.get_shape()) for name, part in slices.items()}
+                columns.append({name: stored.get_tensor(name) for name in KEYS if name in slices})
         known = tuple(name for name in KEYS if name in columns[0])
-        widths = {shape[1] for (_, name), shape in shapes.items() if name.startswith("layer_") and len(shape) == 2}
+        widths = {shape[1] for (_, name), shape in shapes.items() if name.startswith("layer_")}
         expected = {f"layer_{layer}" for layer in range(trace.model.num_layers)}
         for path in files:
             names = {name for file, name in shapes if file == path}
@@ -94,6 +96,16 @@ class Embeddings:
         if not np.isfinite(x_TM).all():
             raise InputError(f"{self.files[0].parent}: hidden states of layer {layer} that are not finite numbers")
         return x_TM
+
+
+def _check_tensors(path: Path, tensors: dict[str, tuple[str, list[int]]]) -> None:
+    """Refuse tensors of a file, by name their type and shape, that are not one row for each token."""
+    tokens = tensors.get("position", ("", [0]))[1][:1]
+    for name, (kind, shape) in tensors.items():
+        layer = name.startswith("layer_")
+        if (layer or name in KEYS) and (shape[:1] != tokens or len(shape) != 1 + layer or kind[0] != "IF"[layer]):
+            what = f"numbers [{tokens[0]}, hidden size] of floating point" if layer else f"whole numbers {tokens}"
+            raise InputError(f"{path}: {name} is {kind} {shape}; expected {what}, a row a token: record it again")
 
 
 def _keys_of(columns: dict[str, NDArray[Any]]) -> NDArray[np.void]:

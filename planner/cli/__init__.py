@@ -41,9 +41,10 @@ def _run() -> None:
     except MoeplanError as error:
         _tell(error)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         sys.exit(1)
     except OSError as error:
+        _drop_stdout()
         _tell(StorageError(f"cannot write to stdout ({error.strerror})"))
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's own say what was wrong with the words of the command
@@ -57,6 +58,11 @@ def _run() -> None:
             words = words.replace("Input should be", f"{problems()[0]['input']!r:.40}; expected")
         command = getattr(getattr(error, "ctx", None), "command_path", "moeplan COMMAND")
         _tell(UsageError(f"{words}; see {command} --help"))
+
+
+def _drop_stdout() -> None:
+    """Let what is still to be printed go nowhere, so that Python does not try again when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _tell(error: MoeplanError) -> None:

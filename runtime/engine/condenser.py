@@ -30,7 +30,7 @@ class Condenser:
     in_eval
         Whether copies are condensed outside training, too.
     rows, saved
-        Copies for other devices in forwards that train since the last reset, and how many of them did not travel.
+        Copies for other devices in forwards in training mode since the last reset, and how many of them did not travel.
     """
 
     def __init__(self, *, cosine: bool, medoid: bool, gain_E: Tensor | None = None) -> None:

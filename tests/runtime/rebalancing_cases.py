@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import gc
 import io
+import math
 import os
 import tempfile
 import weakref
@@ -487,11 +488,15 @@ def _refused(world: World) -> dict[str, str]:
         "shape": scheduled({3: table[:, :, :-1]}),
         "absent": scheduled({0: table, 4: lacking}),
         "other": scheduled({1: other}),
+        "words": scheduled({"a": table}),
+        "ragged": scheduled({0: [[1, 2], [3]]}),
         "no rebalancing": scheduled({0: table}, plain),
         "paper": scheduled(None, by_paper(one.plan(world.size))),
         "no memory": refusal_of(partial(_made, world, replace(one, memory="swapped"))),  # type: ignore[arg-type]
         "other memory": refusal_of(partial(_made, world, replace(one, memory=get_args(ReplicaMemory)[world.rank]))),
         "no moves": refusal_of(partial(_made, world, replace(one, moves_per_step=0))),
+        "half a move": refusal_of(partial(_made, world, replace(one, moves_per_step=math.nan))),  # type: ignore[arg-type]
+        "no state": loaded(lambda _state: {}),
         "other sizes": loaded(lambda state: state | {"tables": state["tables"][:, :, :-1]}),
         "other state": loaded(lambda state: state | {"step": world.rank}),
     }

@@ -2,12 +2,13 @@
 
 import functools
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
+from moeplan.errors import MismatchError, UsageError
 from moeplan.runtime.condensation import Condensation, next_tau
 from moeplan.runtime.decisions import CondensationDecision
 from tests.builders import known
@@ -146,6 +147,19 @@ def test_a_share_that_cannot_be_held_moves_its_threshold_no_further_than_counts(
     for _ in range(10):
         tau = known(next_tau(decision, tau, 1.0, 1.0, 1.0))
     assert tau == pytest.approx(4.0 * np.exp(-0.1 * 10))
+    nothing = CondensationDecision(tau=0.2, schedule="share", target=0.5, gains=((0.0, 0.0),))
+    assert next_tau(nothing, 0.2, 0.6, None, None) == 1e-6  # from which it can rise again
+    assert next_tau(decision, None, 0.5, None, None) is None  # left off
+
+
+def test_states_and_thresholds_that_are_none_are_refused() -> None:
+    place = SimpleNamespace(slot_of_expert=torch.zeros(1))
+    block = cast(Any, SimpleNamespace(placement=place, condenser=None))
+    done = Condensation(CondensationDecision(tau=0.1), [block], None)
+    with pytest.raises(UsageError, match="tau nan; expected a distance"):
+        done.tau = float("nan")
+    with pytest.raises(MismatchError, match="a state of condensation without first_loss"):
+        done.load_state_dict({"tau": 0.1})
 
 
 def test_what_cannot_be_carried_out_beside_condensation_is_refused_by_name() -> None:

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from ....runtime.decisions import Record
+from ....runtime.schedule import PLAN
 from ...options import Options, Seconds
 
 
@@ -29,4 +30,11 @@ class RebalancingOptions(Options):
     timed: bool  #: Whether it decides by seconds; else by balance alone
     #: What decides, seconds of a layer or max/mean load, on the fitted steps, by what was tried
     tried: Mapping[str, float] = {}
-    followed: Mapping[str, RuleRecord] = {}  #: By contender
+    followed: Mapping[str, RuleRecord] = Field(min_length=2)  #: By contender, the plan's own first
+
+    @field_validator("followed")
+    @classmethod
+    def _with_plan(cls, followed: Mapping[str, RuleRecord]) -> Mapping[str, RuleRecord]:
+        if PLAN not in followed:
+            raise ValueError(f"no record of {PLAN!r}; expected those of the plan and of other rules")
+        return followed

@@ -15,7 +15,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch.nn import functional
 
-from moeplan.errors import CertificationError, MismatchError, UsageError
+from moeplan.errors import CertificationError, InputError, MismatchError, UsageError
 from moeplan.planner.certify import certify
 from moeplan.planner.demo.model import MoEBlock, load_embedded
 from moeplan.planner.demo.text import other_text, record_embedded, samples
@@ -272,6 +272,18 @@ def test_hidden_states_of_another_model_or_of_other_tokens_are_refused(trace: Tr
     ):
         save_file(change, tmp_path / path.name)
         with pytest.raises(MismatchError, match=message):
+            planned(copy, "luffy", condense=0.1)
+    layer, size = hidden["layer_1"], len(hidden["position"])
+    for change, message in (
+        ({"layer_1": np.concatenate([layer[:1], layer])}, rf"layer_1 is F16 \[{size + 1}, 128\]; expected numbers"),
+        ({"layer_1": layer[:, 0].copy()}, rf"layer_1 is F16 \[{size}\]"),
+        ({"layer_1": layer[None]}, rf"layer_1 is F16 \[1, {size}, 128\]"),
+        ({"layer_1": layer.astype(np.int64)}, "layer_1 is I64"),
+        ({"position": hidden["position"].astype(np.float32)}, rf"position is F32 \[{size}\]; expected whole numbers"),
+        ({"sample": hidden["sample"][1:].copy()}, rf"sample is I64 \[{size - 1}\]"),
+    ):
+        save_file(hidden | change, tmp_path / path.name)
+        with pytest.raises(InputError, match=message):
             planned(copy, "luffy", condense=0.1)
 
 

@@ -529,6 +529,14 @@ def test_a_damaged_schedule_says_so() -> None:
         {"operations": np.zeros((1, 6))},
         {"operations": np.array([[1, -1, 0, 0, -1, 1]])},
         {"operations": np.array([[1, 0, 2, 0, -1, 1]])},
+        {"operations": np.array([[1, LAYERS, 0, 0, 0, 1]])},
+        {"operations": np.array([[1, 0, 0, 0, 0, 10**9 * 9]])},
+        {"steps": np.array([2, 1])},
+        {"steps": np.array([-1, 1])},
+        {"steps": np.array([1, 2**63 - 1])},
+        {"balance": {"plan": np.full((2, LAYERS), 3e38)}},
+        {"balance": {name: np.ones((2, LAYERS)) for name in ("plan", "\x1b[31m")}},
+        {"balance": {name: np.ones((2, LAYERS)) for name in ("plan", "x" * 5000)}},
     ],
 )
 def test_a_schedule_of_something_else_says_so(change: dict[str, Any]) -> None:
