@@ -11,6 +11,7 @@ from ..errors import UsageError
 from ..files import sha256_file
 from ..profilers.cluster import Cluster
 from ..profilers.profile import load as load_profile
+from ..runtime.exports import ENGINES
 from ..runtime.plan import Metric, Part, Plan, Verdict
 from ..runtime.wire import copy_bytes
 from ..solvers.arrays import Floats
@@ -134,7 +135,9 @@ class Comparison:
     @property
     def again(self) -> str:
         """The command that plans anew for what is compared here, and for the engine that the first plan is for."""
-        given = {"--profile": self.profile, "--engine": self.compared[0].plan.options.get("auto", {}).get("engine")}
+        filling = next((name for name, one in ENGINES.items() if one.fills), None) if self.fills else None
+        engine = self.compared[0].plan.options.get("auto", {}).get("engine") or filling
+        given = {"--profile": self.profile, "--engine": engine}
         if self.size is not None:
             given[self.size.flag] = str(self.size.number)
         flags = [f" {flag} {value}" for flag, value in given.items() if value] + [" --waterfill"] * self.fills

@@ -49,7 +49,7 @@ SIZES = {  # of an expert: hidden, inner, matrices
     "7168 x 2048 (DeepSeek-V3)": (7168, 2048, 3),
     "4096 x 14336 (Mixtral)": (4096, 14336, 3),
 }
-FITTED = 250  # records, by the last of which the replicas are placed
+FITTED, JUDGED = 250, 100  # records: by the last of these the replicas are placed, and those that follow
 FAR_S = COSTS.moved_bytes * COSTS.inter_sum_s_per_byte  # of an expert that another node sends
 EVEN_S = COSTS.pair_s * PAIRS  # of a device's experts under even loads
 DRIFT, KEPT = 0.078, 0.87  # shares change by 3 % in 10 iterations, by 7 % in 100 (total variation)
@@ -156,7 +156,7 @@ def _sparse_rows(instance: tuple[Case, int, str]) -> Iterator[Row]:
     }
     usual = 0.0
     for method, (table, decide) in rules.items():
-        run = follow(counts[FITTED:], table, decide, costs, group=group, steps=STEPS)
+        run = follow(counts[FITTED:][:JUDGED], table, decide, costs, group=group, steps=STEPS)
         row = _row(f"{case.cluster}, {size}, {tokens:,} tokens", method, run)
         usual = usual or run.step_s
         used = float((run.tables >= 0).sum(axis=(2, 3)).mean())
@@ -272,9 +272,9 @@ STUDIES = (
         instances=_sparse,
         rows=_sparse_rows,
         needs=SMARTMOE,
-        note="Predicted seconds per layer and iteration over the second half of SmartMoE's training, by tokens per rank"
-        " and micro-batch, and by the size of an expert. Two of the recorded layers, 4 micro-batches an iteration,"
-        " 4 slots; fewer tokens than the 2,048 recorded are drawn from them, more are multiples. Replicas are placed by"
+        note="Predicted seconds per layer and iteration from the middle of SmartMoE's training on, by tokens per rank"
+        " and micro-batch, and by the size of an expert. 1,000 iterations of two of the recorded layers, 4 micro-batches"
+        " each, 4 slots; fewer tokens than the 2,048 recorded are drawn from them, more are multiples. Replicas are placed by"
         " the eight records before, in as many of the slots as pay; static ones then stay. Owners alone keep states;"
         " sums are charged in full, once an iteration. The rate of 650 TFLOP/s is one of many tokens: with few, reading"
         " weights takes as long whatever the balance, and there is less to save than is said here.",
