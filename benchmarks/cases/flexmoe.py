@@ -273,7 +273,7 @@ STUDIES = (
         rows=_sparse_rows,
         needs=SMARTMOE,
         note="Predicted seconds per layer and iteration from the middle of SmartMoE's training on, by tokens per rank"
-        " and micro-batch, and by the size of an expert. Two of the recorded layers, 1,000 iterations of 4 micro-batches,"
+        " and micro-batch, and by the size of an expert. Two recorded layers, 1,000 iterations of 4 micro-batches,"
         " 4 slots; fewer tokens than the 2,048 recorded are drawn from them, more are multiples. Replicas are placed by"
         " the eight records before, in as many of the slots as pay; static ones then stay. Owners alone keep states;"
         " sums are charged in full, once an iteration. The rate of 650 TFLOP/s is one of many tokens: with few, reading"
