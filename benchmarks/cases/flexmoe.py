@@ -43,7 +43,7 @@ COSTS = OWNERS._replace(replicas_free=False)
 DRIFTING = ((64, 3), (128, 4), (256, 5), (256, 6))  # experts, slots of each of 64 devices
 EVEN = (("even", 1, True), ("even, 8 records", 8, True))  # records planned for, and whether replicas share evenly
 PAIRS, RECORDS = 8192, 60
-TOKENS, RECORDED = (128, 512, 2048, 8192), 2048  # of a rank in a micro-batch, and those of the recording
+TOKENS, RECORDED = (8, 32, 128, 512, 2048), 2048  # of a rank in a micro-batch, and those of the recording
 SIZES = {  # of an expert: hidden, inner, matrices
     "1024 x 4096 (recorded)": (1024, 4096, 2),
     "7168 x 2048 (DeepSeek-V3)": (7168, 2048, 3),
@@ -144,7 +144,7 @@ def _sparse_rows(instance: tuple[Case, int, str]) -> Iterator[Row]:
     case, tokens, size = instance
     hidden, inner, matrices = SIZES[size]
     costs = _costs(hidden, matrices * hidden * inner)
-    counts = _thinned(case.counts(), tokens)
+    counts = np.random.default_rng(0).binomial(case.counts(), tokens / RECORDED)
     layers, experts, group = counts.shape[1], counts.shape[3], case.cluster.devices_per_node
     in_order = contiguous.solve(layers, experts, case.cluster, slots=experts // case.cluster.num_devices).placement
     today = in_order.physical_to_logical.astype(np.int64).reshape(layers, case.cluster.num_devices, -1)
@@ -162,13 +162,6 @@ def _sparse_rows(instance: tuple[Case, int, str]) -> Iterator[Row]:
         used = float((run.tables >= 0).sum(axis=(2, 3)).mean())
         more = {"of today, %": run.step_s / usual, "slots in use": used}
         yield replace(row, more=more | {key: row.more[key] for key in ("balance", *PARTS)})
-
-
-def _thinned(counts: Array, tokens: int) -> Array:
-    """Counts with so many tokens per rank and micro-batch: a draw of those recorded, or several times as many."""
-    if tokens >= RECORDED:
-        return counts * (tokens // RECORDED)
-    return np.random.default_rng(0).binomial(counts, tokens / RECORDED)
 
 
 def _lags(settings: Settings) -> Iterator[Case]:
@@ -274,7 +267,7 @@ STUDIES = (
         needs=SMARTMOE,
         note="Predicted seconds per layer and iteration from the middle of SmartMoE's training on, by tokens per rank"
         " and micro-batch, and by the size of an expert. Two recorded layers, 1,000 iterations of 4 micro-batches,"
-        " 4 slots; fewer tokens than the 2,048 recorded are drawn from them, more are multiples. Replicas are placed by"
+        " 4 slots; fewer tokens than the 2,048 recorded are drawn from them. Replicas are placed by"
         " the eight records before, in as many of the slots as pay; static ones then stay. Owners alone keep states;"
         " sums are charged in full, once an iteration. The rate of 650 TFLOP/s is one of many tokens: with few, reading"
         " weights takes as long whatever the balance, and there is less to save than is said here.",

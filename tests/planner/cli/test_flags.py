@@ -233,7 +233,7 @@ def test_what_compare_advises_for_a_plan_that_no_longer_pays_is_a_request() -> N
     )
     options.clear()
     comparison.fills = True
-    again = asked_for(*kind.again.fget(comparison).removeprefix("moeplan solve ").split())
+    again: Any = asked_for(*kind.again.fget(comparison).removeprefix("moeplan solve ").split())
     assert (again.waterfill, again.params.engine) == (True, "sglang")
     comparison.fills = False
     options["auto"] = {"engine": "sglang"}
