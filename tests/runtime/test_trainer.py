@@ -143,7 +143,6 @@ def test_the_callback_hands_on_how_many_experts_move_and_where_replicas_are(
     for name in ("changes", "replicas"):
         (ours,), (theirs,) = (json.loads((run.folder / f"{name}.json").read_text()) for run in (usual, other))
         assert ours != theirs, name
-    assert theirs < ours, "the memory of one layer"
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
