@@ -11,6 +11,7 @@ from ..errors import UsageError
 from ..files import sha256_file
 from ..profilers.cluster import Cluster
 from ..profilers.profile import load as load_profile
+from ..runtime.exports import ENGINES
 from ..runtime.plan import Metric, Part, Plan, Verdict
 from ..runtime.wire import copy_bytes
 from ..solvers.arrays import Floats
@@ -110,6 +111,7 @@ class Comparison:
     copy_bytes: Mapping[str, int] = field(default_factory=dict)
     #: Which replica a token uses, as an engine has it; None: as each plan has it
     replica_rule: ReplayRule | None = None
+    fills: bool = False  #: Whether shared experts are load, where SGLang's waterfill puts them
     #: Plans' contenders to what bounds every layer, where steps are split exactly
     bounds: Mapping[str, Sequence[SplitBound]] = field(default_factory=dict)
     tallies: Mapping[str, Tally] = field(default_factory=dict)  #: Of every contender, where these were to be kept
@@ -133,10 +135,12 @@ class Comparison:
     @property
     def again(self) -> str:
         """The command that plans anew for what is compared here, and for the engine that the first plan is for."""
-        given = {"--profile": self.profile, "--engine": self.compared[0].plan.options.get("auto", {}).get("engine")}
+        filling = next((name for name, one in ENGINES.items() if one.fills), None) if self.fills else None
+        engine = self.compared[0].plan.options.get("auto", {}).get("engine") or filling
+        given = {"--profile": self.profile, "--engine": engine}
         if self.size is not None:
             given[self.size.flag] = str(self.size.number)
-        flags = (f" {flag} {value}" for flag, value in given.items() if value)
+        flags = [f" {flag} {value}" for flag, value in given.items() if value] + [" --waterfill"] * self.fills
         return f"moeplan solve --trace {self.trace}{''.join(flags)}"
 
     @property
@@ -165,6 +169,7 @@ def compare(
     phases: Sequence[Phase] = (),
     size: StepSize | None = None,
     replica_rule: ReplayRule | None = None,
+    waterfill: bool = False,
     keep: bool = False,
     seed: int = 0,
     on_progress: Callable[[str], None] = lambda _: None,
@@ -183,6 +188,8 @@ def compare(
         Of a step where none were recorded; None: as the first plan was judged, else usual for the trace's phases.
     replica_rule
         Which replica a token uses, as an engine has it; None: as each plan has it.
+    waterfill
+        Whether shared experts are load, where SGLang's waterfill puts them; else as all plans were judged.
     keep
         Keep the tallies, with the copies of every pair of devices.
 
@@ -200,7 +207,8 @@ def compare(
     cluster = common_cluster(loaded, described, timed=measured is not None)
     on_progress("reading the trace")
     source = open_any(trace)
-    loaded = [replace(plan, by_counts=isinstance(source, CountTrace)) for plan in loaded]
+    fills = _fills(loaded, waterfill)
+    loaded = [replace(plan, by_counts=isinstance(source, CountTrace), fills=fills) for plan in loaded]
     for plan in loaded:
         plan.check_model(source)
     _check(source, loaded, replica_rule)
@@ -226,6 +234,7 @@ def compare(
         phases=phases,
         passes=common_passes(loaded),
         padded=any(pads_in(plan.plan) for plan in loaded),
+        fills=fills,
     )
     on_progress("replaying the trace under the plans and what they are held against")
     contenders = _contenders(loaded)
@@ -248,6 +257,7 @@ def compare(
         profiled=None if described is None or str(described) == str(cluster) else described,
         copy_bytes={label: size for label, size in sizes.items() if size is not None},
         replica_rule=replica_rule,
+        fills=fills,
         bounds=_bounds(loaded, scene),
         tallies=evaluated.tallies,
     )
@@ -274,6 +284,25 @@ def _steps(
         size = judged.size if (sequences and not whole) or not (sequences or decodes) else None
     size = size or usual_size(usual, first.cluster.num_devices)
     return use_of(index.phases, size, purpose, whole=whole), size
+
+
+def _fills(plans: Sequence[LoadedPlan], asked: bool) -> bool:
+    """Whether all plans are judged with shared experts as load: where asked for, or as they were when solved."""
+    judged = {one.plan.fills: one.path for one in plans}
+    if not asked and len(judged) > 1:
+        raise UsageError(
+            f"{judged[True]} was judged with --waterfill, {judged[False]} was not; give --waterfill to judge all by it"
+        )
+    fills = asked or True in judged
+    for one in plans if fills else ():
+        decided, wire = {*one.plan.decisions.names}, one.plan.decisions.wire
+        if decided != {"placement"} or one.plan.dispatch_model != "standard" or wire is not None:
+            raise UsageError(
+                f"--waterfill with {one.path}, which decides {' and '.join(decided) or 'nothing'} for"
+                f" {one.plan.dispatch_model} dispatch{'' if wire is None else f' of {wire} rows'}; expected plans of a"
+                " placement alone, for standard dispatch, as SGLang carries them out"
+            )
+    return fills
 
 
 def _contenders(plans: Sequence[LoadedPlan]) -> list[Contender]:

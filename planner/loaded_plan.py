@@ -19,7 +19,7 @@ from ..traces.count_form import CountTrace
 from ..traces.model import ModelSpec
 from ..traces.reader import Trace
 from ..traces.split import earliest
-from .evaluate.journey import Contender, contiguous_in, journey_of, passes_of, today
+from .evaluate.journey import WITHOUT_WATERFILL, Contender, contiguous_in, journey_of, passes_of, today
 from .evaluate.metrics import load_metric
 from .evaluate.scene import Passes, Scene
 from .evaluate.units import SampleIndex, UnitIndex
@@ -39,6 +39,7 @@ class LoadedPlan:
     plan: Plan
     replica_rule: ReplayRule | None = None  #: Which replica a token uses; None: as the plan was judged
     by_counts: bool = False  #: Whether it is judged on counts, which tell no token's device as engines' rules need
+    fills: bool = False  #: Whether it is judged with shared experts as load, where SGLang's waterfill puts them
 
     @property
     def moves_samples(self) -> bool:
@@ -83,6 +84,8 @@ class LoadedPlan:
             rows.append(contender.named(f"{self.path}, samples staying", dispatch_model="standard", homes=None))
         if contender.journey.following is not None:
             rows.append(contender.named(f"{self.path}, replicas staying", following=None))
+        if self.fills:
+            rows.append(contender.named(f"{self.path}, {WITHOUT_WATERFILL}", shared_at_home=True))
         return [usual, *(one for one in rows if not one.journey.goes_as(usual.journey))]
 
     def check_model(self, trace: Trace | CountTrace) -> None:

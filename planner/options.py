@@ -1,9 +1,16 @@
 """Schemas of a plan's `options`, from which its figures can be made again."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    StrictBool,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from ..errors import InputError
 from ..runtime.decisions import Degree, PipelineDecision, Record
@@ -88,6 +95,12 @@ class EvaluationOptions(Options):
     home: Literal["source_rank", "ordinal", "none"]
     step: Literal["recorded", "derived"]
     engine_rule: ReplayRule | None = None  #: How an engine chooses among replicas; None: as a plan says
+    #: Whether shared experts are load, where SGLang's waterfill puts them; written where so
+    waterfill: StrictBool = False
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in write(self).items() if (name, value) != ("waterfill", False)}
 
     @model_validator(mode="after")
     def _of_one_size(self) -> Self:

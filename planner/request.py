@@ -39,6 +39,7 @@ class Request:
     dispatch_model: Dispatch | None = None  #: None: the strategy's own
     wire: Wire | None = None  #: The form in which hidden vectors travel; None: the base's
     engine_rule: ReplayRule | None = None  #: How an engine chooses among replicas; None: as a plan says
+    waterfill: bool = False  #: Whether shared experts are load, which SGLang's waterfill puts where there is room
     phases: tuple[Phase, ...] = ()  #: Only tokens of these phases count; empty: all
     fit_fraction: float | None = None  #: The share of samples to fit on; None: half of them, or all of one alone
     purpose: Literal["serving", "training"] | None = None  #: What the plan is for; None: as the trace's phases say

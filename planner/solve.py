@@ -8,13 +8,14 @@ from typing import Any
 
 from ..errors import UsageError
 from ..files import sha256_file
-from ..runtime.decisions import WIRED, Decisions, SidecarFile
+from ..runtime.decisions import WIRED, Decisions, PlacementDecision, SidecarFile
 from ..runtime.plan import FileInput, Inputs, Plan, SizedGain, Split, TraceInput, load
 from ..solvers.outcome import Outcome, Status
 from ..traces.count_form import CountTrace
 from .evaluate.evaluate import Evaluated, evaluate, verdict
-from .evaluate.journey import EXACTLY, Contender, contiguous_in, distinct, journey_of, today
+from .evaluate.journey import EXACTLY, WITHOUT_WATERFILL, Contender, contiguous_in, distinct, journey_of, today
 from .evaluate.metrics import METRICS
+from .evaluate.scene import check_waterfill
 from .options import EvaluationOptions
 from .request import Request
 from .sidecars import save_with
@@ -149,6 +150,8 @@ def contenders(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> list[Co
     if (wire := journey.wire) is not None:
         rows += [usual.wired(wire), planned.named(EXACTLY, wire=None)]
         rivals = [rival if rival.journey.wire else rival.wired(wire) for rival in rivals]
+    if task.request.waterfill:
+        rows.append(planned.named(f"plan, {WITHOUT_WATERFILL}", shared_at_home=True))
     in_slots = contiguous_in(journey.placement.slots, plan.model, plan.cluster, journey.rule)
     rows += [in_slots.wired(wire), *(rival.served(task.engine_rule) for rival in rivals)]
     return distinct(rows)
@@ -172,8 +175,25 @@ def task_for(request: Request, say: Callable[[str], None] = lambda _: None) -> T
             f"{task.wire} rows with --strategy {chosen.name}, under {model} dispatch; expected {WIRED}: leave out"
             " --wire, or the plan that decides it"
         )
+    if request.waterfill:
+        _check_waterfill(task)
     chosen.check(task)
     return task
+
+
+def _check_waterfill(task: Task) -> None:
+    """Refuse shared experts as load where SGLang, which alone fills up, would not carry the plan out."""
+    request, chosen = task.request, task.strategy
+    mend = "expected a placement alone, for standard dispatch and serving"
+    if chosen.decides not in ("", PlacementDecision.key) or request.on is not None:
+        base = "" if request.on is None else f" --on {request.on}"
+        raise UsageError(f"--waterfill with --strategy {chosen.name}{base}; {mend}")
+    if task.dispatch_model != "standard" or task.wire is not None:
+        how = f"under {task.dispatch_model} dispatch" if task.wire is None else f"of {task.wire} rows"
+        raise UsageError(f"--waterfill with --strategy {chosen.name} {how}; {mend}")
+    check_waterfill(task.source, task.model)
+    if task.use == "training":
+        raise UsageError(f"--waterfill in training; {mend}: give --for serving")
 
 
 def _previous(request: Request) -> Plan | None:

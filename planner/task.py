@@ -234,6 +234,7 @@ class Task:
             linked=self.fitted,
             counter=self.counter,
             padded=self.strategy.pads(self),
+            fills=request.waterfill,
         )
 
     @cached_property
@@ -351,6 +352,7 @@ class Task:
             home="source_rank" if recorded else "none" if by_counts else "ordinal",
             step="derived" if derived else "recorded",
             engine_rule=self.engine_rule,
+            waterfill=request.waterfill,
         )
 
 

@@ -184,6 +184,11 @@ class Plan(Record):
         rule: ReplayRule = chosen
         return rule
 
+    @property
+    def fills(self) -> bool:
+        """Check whether it was judged with shared experts as load, where SGLang's waterfill puts them."""
+        return self.options.get("evaluation", {}).get("waterfill") is True
+
     @model_validator(mode="after")
     def _holds_together(self) -> Self:
         written = self.model_dump(mode="json")

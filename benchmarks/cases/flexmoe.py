@@ -22,20 +22,34 @@ Array = np.ndarray
 STEPS = 10  # that a record stands for
 EARLY = 10  # records that `later` leaves out: 100 iterations
 QUICK_RECORDS = 60
-COSTS = Costs.of(
-    parameters=2 * 1024 * 4096,
-    hidden=1024,
-    pair_s=3 * 4 * 1024 * 4096 / 650e12,
-    intra=Link(10e-6, 1 / 300e9),
-    inter=Link(20e-6, 1 / 45e9),
-    intra_sum=Link(0.0, 1 / 350e9),
-    inter_sum=Link(0.0, 1 / 45e9),
-    replicas_free=False,
-)
-OWNERS = COSTS._replace(replicas_free=True)
+PARTS = ("experts, s", "exchanges, s", "sums, s", "moves, s")
+
+
+def _costs(hidden: int, parameters: int) -> Costs:
+    """Rates of experts of so many parameters; owners alone keep their states."""
+    return Costs.of(
+        parameters=parameters,
+        hidden=hidden,
+        pair_s=3 * 2 * parameters / 650e12,
+        intra=Link(10e-6, 1 / 300e9),
+        inter=Link(20e-6, 1 / 45e9),
+        intra_sum=Link(0.0, 1 / 350e9),
+        inter_sum=Link(0.0, 1 / 45e9),
+    )
+
+
+OWNERS = _costs(1024, 2 * 1024 * 4096)
+COSTS = OWNERS._replace(replicas_free=False)
 DRIFTING = ((64, 3), (128, 4), (256, 5), (256, 6))  # experts, slots of each of 64 devices
 EVEN = (("even", 1, True), ("even, 8 records", 8, True))  # records planned for, and whether replicas share evenly
 PAIRS, RECORDS = 8192, 60
+TOKENS, RECORDED = (8, 32, 128, 512, 2048), 2048  # of a rank in a micro-batch, and those of the recording
+SIZES = {  # of an expert: hidden, inner, matrices
+    "1024 x 4096 (recorded)": (1024, 4096, 2),
+    "7168 x 2048 (DeepSeek-V3)": (7168, 2048, 3),
+    "4096 x 14336 (Mixtral)": (4096, 14336, 3),
+}
+FITTED, JUDGED = 250, 100  # records: by the last of these the replicas are placed, and those that follow
 FAR_S = COSTS.moved_bytes * COSTS.inter_sum_s_per_byte  # of an expert that another node sends
 EVEN_S = COSTS.pair_s * PAIRS  # of a device's experts under even loads
 DRIFT, KEPT = 0.078, 0.87  # shares change by 3 % in 10 iterations, by 7 % in 100 (total variation)
@@ -103,7 +117,7 @@ def _run(counts: Array, contender: Contender, cluster: Cluster, slots: int) -> R
 
 
 def _row(instance: str, method: str, run: Run) -> Row:
-    parts = dict(zip(("experts, s", "exchanges, s", "sums, s", "moves, s"), run.seconds.mean(axis=(0, 1)), strict=True))
+    parts = dict(zip(PARTS, run.seconds.mean(axis=(0, 1)), strict=True))
     unpaid = sum(change.saved_s * change.records * STEPS < change.price_s for change in run.changes)
     more = {
         "balance": float(run.balance.mean()),
@@ -116,6 +130,38 @@ def _row(instance: str, method: str, run: Run) -> Row:
         "unpaid in hindsight": float(unpaid),
     }
     return Row(instance, method, quality=run.step_s, seconds=run.planning_s, more=more)
+
+
+def _sparse(settings: Settings) -> Iterator[tuple[Case, int, str]]:
+    """Cases of few tokens per rank and of many, with small experts and large ones, in 4 slots."""
+    for cluster in (Cluster(1, 16), Cluster(4, 4)):
+        case = Case(settings.data, cluster, 4, 12 if settings.quick else 6)
+        yield from ((case, tokens, size) for size in SIZES for tokens in TOKENS[: 1 if settings.quick else None])
+
+
+def _sparse_rows(instance: tuple[Case, int, str]) -> Iterator[Row]:
+    """Today, replicas that stay and replicas that follow the load, all from placements for the same records."""
+    case, tokens, size = instance
+    hidden, inner, matrices = SIZES[size]
+    costs = _costs(hidden, matrices * hidden * inner)
+    counts = np.random.default_rng(0).binomial(case.counts(), tokens / RECORDED)
+    layers, experts, group = counts.shape[1], counts.shape[3], case.cluster.devices_per_node
+    in_order = contiguous.solve(layers, experts, case.cluster, slots=experts // case.cluster.num_devices).placement
+    today = in_order.physical_to_logical.astype(np.int64).reshape(layers, case.cluster.num_devices, -1)
+    start = initial(counts[FITTED - 8 : FITTED], case.slots, costs, group=group)
+    rules: dict[str, tuple[Array, Decide]] = {
+        "today": (today, Stay()),
+        "static replicas": (start, Stay()),
+        "flexmoe": (start, Policy()),
+    }
+    usual = 0.0
+    for method, (table, decide) in rules.items():
+        run = follow(counts[FITTED:][:JUDGED], table, decide, costs, group=group, steps=STEPS)
+        row = _row(f"{case.cluster}, {size}, {tokens:,} tokens", method, run)
+        usual = usual or run.step_s
+        used = float((run.tables >= 0).sum(axis=(2, 3)).mean())
+        more = {"of today, %": run.step_s / usual, "slots in use": used}
+        yield replace(row, more=more | {key: row.more[key] for key in ("balance", *PARTS)})
 
 
 def _lags(settings: Settings) -> Iterator[Case]:
@@ -212,6 +258,19 @@ STUDIES = (
         note="Max/mean of placements made for one or eight records: at the last of these, and later."
         " Mean over all recorded layers and records 100 to 480 by 20, micro-batches summed. Exact: `flexmoe.initial`"
         " for balance alone, under the exact split; even: EPLB refined, replicas sharing evenly.",
+    ),
+    Study(
+        title="When it does not pay: few tokens per rank",
+        quality="layer and iteration, s",
+        instances=_sparse,
+        rows=_sparse_rows,
+        needs=SMARTMOE,
+        note="Predicted seconds per layer and iteration from the middle of SmartMoE's training on, by tokens per rank"
+        " and micro-batch, and by the size of an expert. Two recorded layers, 1,000 iterations of 4 micro-batches,"
+        " 4 slots; fewer tokens than the 2,048 recorded are drawn from them. Replicas are placed by"
+        " the eight records before, in as many of the slots as pay; static ones then stay. Owners alone keep states;"
+        " sums are charged in full, once an iteration. The rate of 650 TFLOP/s is one of many tokens: with few, reading"
+        " weights takes as long whatever the balance, and there is less to save than is said here.",
     ),
     Study(
         title="Synthetic drift on 64 devices in nodes of 8",

@@ -27,6 +27,7 @@ from ..evaluate.scene import Scene
 from ..evaluate.tally import COUNTS, Tally
 from ..evaluate.traffic import SampleCounts, SampleTraffic
 from .naive_split import NaiveSplit
+from .naive_waterfill import NaiveWaterfill
 
 Numbers = NDArray[np.int64]
 ONE = np.int32(1)  # of the tables' dtype: added in place several times as fast
@@ -45,6 +46,8 @@ def naive_replay(
     sheets = [
         [_Sheet(scene, cohort, one, ports=ports, between=between) for one in journeys] for cohort in scene.cohorts
     ]
+    if scene.fills:
+        _count_sent(scene, sheets)
     if any(one.moves is None for one in journeys):
         _walk(scene, sheets)
     return [[sheet.rehomed(scene.samples) if sheet.moves else sheet.finished() for sheet in row] for row in sheets]
@@ -67,6 +70,19 @@ def _walk(scene: Scene, sheets: "list[list[_Sheet]]") -> None:
             at = cohort.locate(batch, unit_T)
             for sheet in row:
                 sheet.add_tokens(batch, at)
+
+
+def _count_sent(scene: Scene, sheets: "list[list[_Sheet]]") -> None:
+    """Read the trace once before it is walked, and count what every source sends, by which shared experts are dealt."""
+    assert isinstance(scene.source, Trace)
+    for batch, unit_T in scene.index.batches(scene.source, scene.phases or None):
+        for cohort, row in zip(scene.cohorts, sheets, strict=True):
+            at = cohort.locate(batch, unit_T)
+            for sheet in row:
+                sheet.count_sent(batch, at)
+    for sheet in itertools.chain(*sheets):
+        if sheet.split is not None:
+            sheet.split.deal()  # again from the first token on
 
 
 def count_samples(
@@ -210,11 +226,13 @@ class _Sheet:
         ports = (self.moves or ports) and (not loads_alone or (self.by_pairs and scene.paired))
         between = (self.moves or between) and not loads_alone
         by_step = self.by_step or loads_alone
-        tally = Tally.empty(journey, cohort, scene.cluster, ports=ports, between=between, by_step=by_step)
+        kept = {"ports": ports, "between": between, "by_step": by_step}
+        tally = Tally.empty(journey, cohort, scene.cluster, **kept, shared=int(scene.fills))
         if loads_alone:
             tally = replace(tally, counts=tally.counts[:, :0], loads=tally.loads.astype(np.float64), sent=None)
         self.tally, self.counts = tally, dict(zip(COUNTS, tally.counts.T, strict=False))
         self.holders = [] if self.moves else holders_of(journey.placement)
+        self.waterfill = NaiveWaterfill(scene, cohort, journey) if scene.fills else None
         self.split = self.experts = None
         if splits:
             self.split = NaiveSplit(scene, cohort, journey, by_pairs=self.by_pairs)
@@ -278,14 +296,16 @@ class _Sheet:
         here, before = at.home, np.full_like(at.home, -1)
         row = at.step if self.by_step else at.unit
         _add(self.counts["tokens"], row, once)
-        for layer, holders in enumerate(self.holders):
-            ids = batch.ids[at.rows, layer]
-            if self.split is not None:
-                device_RK = self.split.devices_of(layer, ids, here, at.step)
-            else:
-                device_RK = devices_of(ids, holders, self.journey.rule, here, at.turn, self.group)
+        for layer in range(len(self.holders)):
+            device_RK = self._devices(batch, at, layer, here)
             first = device_RK[:, 0]
             after = _first(device_RK, here) if self.journey.dispatch_model == "coherent" else here
+            if self.tally.sent is not None:
+                token, choice = np.nonzero((device_RK >= 0) & (at.step >= 0)[:, None])
+                cell = at.step[token], here[token], batch.ids[at.rows[token], layer, choice]
+                np.add.at(self.tally.sent[:, layer], cell, ONE)
+            if self.waterfill is not None:
+                device_RK = np.column_stack([device_RK, self.waterfill.devices_of(layer, device_RK, at)])
             visits_RD = _visited(device_RK, size)
             visits_RN = np.maximum.reduceat(visits_RD, np.arange(0, size, self.group), axis=1)
             self._exchange(layer, visits_RD, visits_RN, (here, after), at.step, row)
@@ -296,10 +316,20 @@ class _Sheet:
             _add(self.counts["node_hops_kept"], row, hop & (before // self.group == first // self.group))
             token, choice = np.nonzero((device_RK >= 0) & (at.step >= 0)[:, None])
             np.add.at(self.tally.loads[:, layer], (at.step[token], device_RK[token, choice]), 1)
-            if self.tally.sent is not None:
-                cell = at.step[token], here[token], batch.ids[at.rows[token], layer, choice]
-                np.add.at(self.tally.sent[:, layer], cell, ONE)
             here, before = after, first
+
+    def count_sent(self, batch: TokenBatch, at: Located) -> None:
+        """Count where the tokens of a batch go, for the shared experts that are dealt afterwards."""
+        assert self.waterfill is not None
+        for layer in range(len(self.holders)):
+            self.waterfill.count(layer, self._devices(batch, at, layer, at.home), at)
+
+    def _devices(self, batch: TokenBatch, at: Located, layer: int, here: Numbers) -> Numbers:
+        """The device of every routed cell of a batch's next tokens, `[R, K]`, -1 where not routed."""
+        ids = batch.ids[at.rows, layer]
+        if self.split is not None:
+            return self.split.devices_of(layer, ids, here, at.step)
+        return devices_of(ids, self.holders[layer], self.journey.rule, here, at.turn, self.group)
 
     def _exchange(
         self,

@@ -79,6 +79,7 @@ def task_of(plan: Plan, chosen: Strategy, trace: str, profile: Path | None, mixt
             mixture=mixture,
             wire=plan.decisions.wire,
             engine_rule=options.engine_rule,
+            waterfill=options.waterfill,
             **{name: _tupled(stored[name]) for name, _ in flags_of(STRATEGIES[chosen.name].params) if name in stored},
         )
     except UsageError as error:

@@ -39,6 +39,10 @@ TokensPerStep = Annotated[
 Concurrency = Annotated[int | None, optional("Decode: sequences that run at once; by default 64 per device.")]
 SamplesPerStep = Annotated[int | None, optional("Prefill, training: instead of tokens.")]
 
+Waterfill = Annotated[
+    bool, typer.Option("--waterfill", help="SGLang: shared experts are load, where its waterfill puts them.")
+]
+
 
 def phases(words: list[PhaseWord] | None) -> tuple[Any, ...]:
     """Phases as the planner has them."""

@@ -18,6 +18,7 @@ from .flags import (
     SamplesPerStep,
     TokensPerStep,
     Verbose,
+    Waterfill,
     optional,
     phases,
 )
@@ -85,6 +86,7 @@ def compare(
     replica_rule: Annotated[
         ReplayRule | None, optional("Rule by which tokens choose a replica; each plan's own.")
     ] = None,
+    waterfill: Waterfill = False,
     seed: Annotated[int, typer.Option(help="Seed of the intervals.", min=0)] = 0,
     output: Annotated[Path | None, optional(PAGE, "-o", "--output")] = None,
     verbose: Verbose = False,
@@ -119,6 +121,7 @@ def compare(
             phases=phases(phase),
             size=size,
             replica_rule=replica_rule,
+            waterfill=waterfill,
             keep=output is not None,
             seed=seed,
             on_progress=say,

@@ -17,6 +17,7 @@ from .flags import (
     StrategyFlags,
     TokensPerStep,
     Verbose,
+    Waterfill,
     optional,
     phases,
     with_strategy_flags,
@@ -43,6 +44,7 @@ def solve(
     previous: Annotated[Path | None, optional("exflow: the plan in force; few experts move.", "--from")] = None,
     dispatch: Annotated[Dispatch | None, optional("Dispatch model; else the strategy's own.")] = None,
     wire: Annotated[Wire | None, optional(WIRE)] = None,
+    waterfill: Waterfill = False,
     phase: Phases = None,
     fit_fraction: Annotated[
         float | None, optional("Share of samples to fit on; the rest judges. 0.5, or 1 if there is one.")
@@ -88,6 +90,7 @@ def solve(
         previous=previous,
         dispatch_model=dispatch,
         wire=wire,
+        waterfill=waterfill,
         phases=phases(phase),
         fit_fraction=fit_fraction,
         purpose=purpose,

@@ -77,6 +77,11 @@ class Cohort:
         return len(column(self.step_ids)) if self.step is None else int(self.step.max(initial=0)) + 1
 
     @property
+    def scale(self) -> float:
+        """A step over what there is of it, in a part that holds less than one."""
+        return 1.0 if self.blocks is None else self.blocks.scale
+
+    @property
     def dropped(self) -> int:
         """Units left out of per-step metrics with the incomplete last step."""
         return 0 if self.step is None else int((self.step < 0).sum())

@@ -34,6 +34,7 @@ TODAY = "contiguous/standard"  # the label of what runs without a plan
 EXACTLY = "plan, exact rows"  # the plan where hidden vectors travel as they are, beside one where they do not
 BY_PLACE = ("nearest", "static", "round_robin")  # replica rules that go by the device of the token
 EVENLY = "plan, even"  # the plan where replicas share alike, beside one for steps that are split exactly
+WITHOUT_WATERFILL = "without waterfill"  # of a plan: shared experts at home, beside one with them where there is room
 ReadSidecar = Callable[[SidecarFile], bytes]
 
 
@@ -54,6 +55,8 @@ class Journey:
     #: Every expert's buffer over its mean rows, all of it sent and computed; None: what is routed is sent
     capacity_factor: float | None = None
     wire: Wire | None = None  #: The form in which hidden vectors travel; None: as they are
+    #: Whether shared experts are computed at home where the scene's engine would send some elsewhere
+    shared_at_home: bool = False
 
     @property
     def rule(self) -> str:
@@ -64,7 +67,8 @@ class Journey:
 
     def sends_as(self, other: "Journey") -> bool:
         """Check whether tokens and samples go the same way as on another journey; chunks and capacities change none."""
-        alike = all(getattr(self, name) == getattr(other, name) for name in ("dispatch_model", "replica_rule", "least"))
+        names = ("dispatch_model", "replica_rule", "least", "shared_at_home")
+        alike = all(getattr(self, name) == getattr(other, name) for name in names)
         moved = self.moves is other.moves
         if self.moves is not None and other.moves is not None:
             moved = np.array_equal(self.moves, other.moves)

@@ -8,22 +8,20 @@ Legend: T tokens; L MoE layers; K experts per token; B steps; E experts; D devic
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ...solvers.arrays import Bools, Ints
-from ...solvers.cost import inter_ratio, remote_copies
-from ...solvers.placement import BY_STEP
+from ...solvers.cost import remote_copies
 from ...solvers.ports import combined_at, port_copies, remote_visits
-from ...solvers.replicas import ReplicaTable
 from ...traces.count_form import CountTrace
-from .cohort import Cohort, Located
+from .choosers import Choose, choosers, step_pairs
+from .cohort import Located
 from .journey import Journey
 from .rebalancing import Held
 from .scene import Scene
@@ -31,8 +29,6 @@ from .tally import COUNTS, Tally, check_cells
 from .traffic import sample_tally
 
 MAX_LOADS = 2**28  # of 8 bytes
-# The devices of a layer's routed cells, `[T, K]`, of ids `[T, K]`, where tokens are `[T]`, and their place in a cohort.
-Choose = Callable[[int, NDArray[np.uint16], Ints, Located], NDArray[np.int32]]
 
 
 class Replay(Protocol):
@@ -149,7 +145,10 @@ def _walked(scene: Scene, journeys: Sequence[Journey], *, ports: bool, between: 
     walkers = [_Walker(journey, cluster) for journey in journeys]
     chosen = choosers(scene, journeys)
     tallies = [
-        [Tally.empty(one, cohort, cluster, ports=ports, between=between, by_step=by_step) for one in journeys]
+        [
+            Tally.empty(one, cohort, cluster, ports=ports, between=between, by_step=by_step, shared=int(scene.fills))
+            for one in journeys
+        ]
         for cohort in cohorts
     ]
     for batch, unit_T in scene.index.batches(trace, scene.phases or None):
@@ -182,87 +181,6 @@ def _of_pairs(scene: Scene, journeys: Sequence[Journey], *, ports: bool) -> list
             ]
         )
     return tallies
-
-
-def choosers(scene: Scene, journeys: Sequence[Journey]) -> list[list[tuple[Choose, Held | None]]]:
-    """Choosers of replicas, `[cohort][journey]`, and the holders of experts from step to step.
-
-    A token chooses for itself, without the latter, or by all counts of its step.
-    """
-    group = scene.cluster.devices_per_node
-    splits = [one.following is not None or (one.rule in BY_STEP and one.placement.has_replicas) for one in journeys]
-    if any(one.dispatch_model != "standard" for one, split in zip(journeys, splits, strict=True) if split):
-        raise UsageError("replicas that go by the counts of a step need tokens at home; expected standard dispatch")
-    counted = step_pairs(scene) if any(splits) else [np.zeros(0, np.int32)] * len(scene.cohorts)
-    alone = [None if split else _by_token(one, group) for one, split in zip(journeys, splits, strict=True)]
-    return [
-        [
-            (choose, None) if choose else _by_step(one, cohort, pairs_BLED, scene.cluster)
-            for one, choose in zip(journeys, alone, strict=True)
-        ]
-        for cohort, pairs_BLED in zip(scene.cohorts, counted, strict=True)
-    ]
-
-
-def _by_token(journey: Journey, group: int) -> Choose:
-    placement, rule = journey.placement, journey.replica_rule
-    tables = [ReplicaTable.of(placement, layer, group, rule) for layer in range(placement.num_layers)]
-    return lambda layer, ids_TK, here_T, at: tables[layer].choose(ids_TK, here_T, at.turn)
-
-
-def _by_step(journey: Journey, cohort: Cohort, pairs: NDArray[Any], cluster: Cluster) -> tuple[Choose, Held]:
-    from ...solvers.step_split import StepSplit
-
-    held = Held.of(journey, pairs[:-1], cluster.num_devices if journey.rule == "lp" else cluster.devices_per_node)
-    period_B = np.append(held.period, held.period[-1:])  # the last of tokens that are in no step
-    split = StepSplit(held.holders, journey.rule, pairs, round(inter_ratio(cluster)), period_B)
-    step_M = np.append(cohort.step_of_row, cohort.num_steps)
-    return lambda layer, ids_TK, here_T, at: split.choose(layer, ids_TK, here_T, step_M[at.step]), held
-
-
-def step_pairs(scene: Scene) -> list[NDArray[Any]]:
-    """Token-expert pairs by the home of their token, in each step of every cohort, then of all that are in none.
-
-    `[B + 1, L, E, D]`, counted once. Counts without the ranks of a cluster are spread over its devices.
-    """
-    if not scene.counted:
-        scene.counted.extend(_counted_pairs(scene))
-    return scene.counted
-
-
-def _counted_pairs(scene: Scene) -> list[NDArray[Any]]:
-    model, devices, pairs = scene.source.meta.model, scene.cluster.num_devices, list[NDArray[Any]]()
-    of_counts = isinstance(scene.source, CountTrace)
-    for cohort in scene.cohorts:
-        lengths = {"layers": model.num_layers, "experts": model.num_experts, "devices": devices}
-        check_cells("pairs of steps", scene.cluster, steps=cohort.num_steps + 1, **lengths)
-        pairs.append(np.zeros((cohort.num_steps + 1, *lengths.values()), np.int64 if of_counts else np.int32))
-    if isinstance(scene.source, CountTrace):
-        for table in scene.source.tables():
-            unit_R = scene.index.rows(table)
-            for cohort, pairs_BLED in zip(scene.cohorts, pairs, strict=True):
-                rows, row_R = cohort.locate_rows(unit_R)
-                step_R, layer_R = cohort.step_of_row[row_R], table.layer[rows]
-                if cohort.ranked and table.source_rank is not None:
-                    here = step_R, layer_R, table.source_rank[rows]
-                    np.add.at(pairs_BLED.swapaxes(2, 3), here, table.counts[rows])
-                else:
-                    np.add.at(pairs_BLED, (step_R, layer_R), _spread(table.counts[rows], devices))
-        return pairs
-    for batch, unit_T in scene.index.batches(scene.source, scene.phases or None):
-        for cohort, pairs_BLED in zip(scene.cohorts, pairs, strict=True):
-            at = cohort.locate(batch, unit_T)
-            ids_TLK, step_M = batch.ids[at.rows], np.append(cohort.step_of_row, cohort.num_steps)
-            token, layer, choice = np.nonzero(ids_TLK < model.num_experts)
-            cell = step_M[at.step][token], layer, ids_TLK[token, layer, choice], at.home[token]
-            np.add.at(pairs_BLED, cell, np.int32(1))
-    return pairs
-
-
-def _spread(counts: Ints, num_devices: int) -> Ints:
-    """Counts of experts `[R, E]` spread over devices `[R, E, D]`, what does not divide from another device on each."""
-    turn_ED = (np.arange(num_devices) - np.arange(counts.shape[1])[:, None]) % num_devices
-    return np.asarray((counts[:, :, None] + turn_ED) // num_devices)
 
 
 class _Walker:

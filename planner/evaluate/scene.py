@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import UsageError
 from ...profilers.cluster import Cluster
 from ...profilers.profile import Profile
 from ...solvers.arrays import Bools
@@ -49,11 +50,13 @@ class Scene:
     samples: SampleCounts | None = None  #: The samples counted one by one, where they may be re-homed
     #: Where some contender's layers are cut into chunks; None: steps are one forward pass of whole layers
     passes: Passes | None = None
+    #: Whether every device holds a shared expert that is load, and SGLang's waterfill says whose tokens it takes
+    fills: bool = False
 
     #: Whether counts hold the pairs of every step by source, so that exchanges are timed
     paired: bool = False
     record_steps: int = 1  #: That a recorded step stands for: the mean distance between two
-    #: Pairs of the steps of each cohort, once counted (`replay.step_pairs`)
+    #: Pairs of the steps of each cohort, once counted (`choosers.step_pairs`)
     counted: list[NDArray[Any]] = field(default_factory=list, init=False, repr=False)
 
     def goes_by_pairs(self, journey: "Journey") -> bool:
@@ -79,12 +82,16 @@ class Scene:
         linked: Bools | None = None,
         counter: Counter | None = None,
         padded: bool = False,
+        fills: bool = False,
     ) -> Self:
         """The scene of a trace whose units in each part, `[U]`, run in steps of a size where none were recorded.
 
         A profile times the parts of a step, without one the cluster's links, where it has any. The model is the trace's
-        unless given; `linked`, `counter` and `padded` are as `fitted` and others of `SampleCounts`.
+        unless given; `linked`, `counter` and `padded` are as `fitted` and others of `SampleCounts`. UsageError where a
+        scene that `fills` is none of tokens, or its model has not one shared expert.
         """
+        if fills:
+            check_waterfill(source, source.meta.model if model is None else model)
         model = source.meta.model if model is None else model
         samples = None
         if isinstance(index, SampleIndex):
@@ -110,5 +117,35 @@ class Scene:
         steps = np.zeros(0) if recorded is None else np.unique(recorded[:, 1])
         record_steps = round(float(steps[-1] - steps[0]) / (len(steps) - 1)) if len(steps) > 1 else 1
         return cls(
-            source, index, cohorts, cluster, model, costs, seed, phases, samples, passes, paired, max(record_steps, 1)
+            source,
+            index,
+            cohorts,
+            cluster,
+            model,
+            costs,
+            seed,
+            phases,
+            samples,
+            passes,
+            fills,
+            paired,
+            max(record_steps, 1),
+        )
+
+
+def check_waterfill(source: Trace | CountTrace, model: ModelSpec) -> None:
+    """Refuse shared experts as load where it is not known which devices a token visits, or there is not one of them."""
+    if isinstance(source, CountTrace):
+        raise UsageError(
+            f"--waterfill with {source.path}: counts do not say which devices a token visits; give a trace of tokens"
+        )
+    if model.num_shared_experts is None:
+        raise UsageError(
+            f"--waterfill, and it is not known whether {model.name} has a shared expert; expected one per layer:"
+            " import the trace with --hf-config config.json"
+        )
+    if model.num_shared_experts != 1:
+        raise UsageError(
+            f"--waterfill, and {model.name} has {model.num_shared_experts or 'no'} shared experts per layer; SGLang's"
+            " needs exactly one: leave it out"
         )

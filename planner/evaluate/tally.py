@@ -73,7 +73,7 @@ class Tally:
     counts: Ints
     #: Token-expert pairs of every device, `[B, L, D]`: int64, or as expected where replicas share loads of experts
     loads: NDArray[Any]
-    slots: Ints  #: Experts of each device, `[D]`
+    slots: Ints  #: Experts of each device, shared ones that count included, `[D]`
     ports: Ports | None = None  #: None where no seconds are asked for
     #: Copies from every device to every other one in complete steps, dispatch and combine over all layers, int64
     #: `[D, D]`; None where nobody asked
@@ -98,8 +98,9 @@ class Tally:
         ports: bool,
         between: bool = False,
         by_step: bool = False,
+        shared: int = 0,
     ) -> Self:
-        """A tally of nothing; `by_step`: its counts by step, not by unit.
+        """A tally of nothing; `by_step`: its counts by step, not by unit; so many `shared` experts on every device.
 
         Where tokens are at home before every layer, a combine retraces the dispatch.
         """
@@ -122,7 +123,8 @@ class Tally:
             sent = np.zeros((*shape, placement.num_experts), np.int32)
         counts = np.zeros((shape[0] if by_step else len(cohort.unit_ids), len(COUNTS)), np.int64)
         pairs = np.zeros((devices, devices), np.int64) if between else None
-        return cls(counts, np.zeros(shape, np.int64), placement.slots, traffic, pairs, sent=sent)
+        slots_D = placement.slots + shared * (placement.slots > 0)
+        return cls(counts, np.zeros(shape, np.int64), slots_D, traffic, pairs, sent=sent)
 
     @classmethod
     def of_loads(cls, loads: Ints, journey: "Journey", cohort: Cohort) -> Self:

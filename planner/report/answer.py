@@ -165,7 +165,8 @@ def _memory(plan: Plan) -> str:
     extra = placement.num_slots - placement.num_experts
     replicas = f"; {extra} replica{'s' * (extra > 1)} per layer: "
     if (each := plan.model.expert_bytes) is None:
-        return f"{replicas}+{percent(extra / placement.num_experts)} expert memory"
+        held = placement.num_experts + plan.fills * placement.num_devices  # shared experts that count included
+        return f"{replicas}+{percent(extra / held)} expert memory"
     most = placement.slots.max() - placement.num_experts / (placement.slots > 0).sum()
     return f"{replicas}+{bytes_text(most * placement.num_layers * each)} per device"
 

@@ -45,6 +45,7 @@ def made_by(plan: Plan, profile: Profile | None) -> str:
         not chosen and plan.dispatch_model != strategies[-1].dispatch_models[0]
     )
     words += ["--wire", request.wire] if request.wire else []
+    words += ["--waterfill"] * request.waterfill
     words += [word for phase in request.phases for word in ("--phase", phase)]
     words += ["--fit-fraction", repr(request.fit_fraction), "--seed", str(plan.seed)]
     words += ["--for", request.purpose] if request.purpose else []

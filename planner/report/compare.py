@@ -20,7 +20,7 @@ from ..evaluate.split_bounds import SplitBound
 from ..figures import bytes_text, contender_of, percent
 from .answer import gain_words, short_of, step_words
 from .pictures import load_section, time_section, traffic_section
-from .remarks import by_engine, copies_remarks, judged_sections, rule_words, scaled_up
+from .remarks import by_engine, copies_remarks, fill_words, judged_sections, rule_words, scaled_up
 
 WORST = 5  # layers shown of a plan
 
@@ -44,6 +44,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
         "part": comparison.part.model_dump(mode="json"),
         "seconds": comparison.seconds and comparison.seconds.model_dump(mode="json"),
         "replica_rule": comparison.replica_rule,
+        "waterfill": comparison.fills,
         "split_bounds": {label: [asdict(bound) for bound in bounds] for label, bounds in comparison.bounds.items()},
         "copies_between": {label: copies_DD.tolist() for label, copies_DD in comparison.between.items()},
         "copy_bytes": comparison.copy_bytes.get(comparison.compared[0].verdict.against),
@@ -154,6 +155,8 @@ def _doubts(comparison: Comparison) -> Iterator[str]:
         yield f"{rule_words(comparison.replica_rule)} in all plans and baselines"
     else:
         yield from (f"{printable(row.path)}: {words}" for row in comparison.compared if (words := by_engine(row.plan)))
+    if comparison.fills:
+        yield fill_words(part)
 
 
 def _timed_before(comparison: Comparison) -> Iterator[str]:

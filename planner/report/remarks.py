@@ -7,7 +7,7 @@ from ...runtime.plan import Contender, Part, Plan, SizedGain, Verdict
 from ..document import Section, Table, Text
 from ..evaluate.costs import FUSED, JOIN, MOVED
 from ..evaluate.evaluate import MATTERS
-from ..evaluate.journey import EXACTLY
+from ..evaluate.journey import EXACTLY, WITHOUT_WATERFILL
 from ..evaluate.metrics import AROUND, BALANCE, COMBINE, DISPATCH, EXCHANGE, EXPERTS, KV, METRICS, SIZED
 from ..evaluate.price import PASSES, STEP
 from ..evaluate.step_size import usual_size
@@ -21,6 +21,7 @@ from ..figures import (
     headlines,
     legend,
     percent,
+    shown,
 )
 from ..options import EvaluationOptions, SecondsOptions
 from ..strategies.strategy import Strategy
@@ -88,6 +89,8 @@ def doubts(plan: Plan, part: Part) -> Iterator[str]:
     yield from _wire(plan, part)
     if words := by_engine(plan):
         yield words
+    if plan.fills:
+        yield fill_words(part)
     yield from copies_remarks(plan.verdict, ours, base)
     mine, theirs = (contender.metrics.get(BALANCE) for contender in (ours, base))
     if plan.verdict.metric != BALANCE and mine and theirs and mine.value > theirs.value * (1 + MATTERS):
@@ -107,6 +110,16 @@ def by_engine(plan: Plan) -> str:
 def rule_words(rule: str) -> str:
     """Words for a replica rule."""
     return f"replicas by the rule {rule} ({RULES[rule]})"
+
+
+def fill_words(part: Part) -> str:
+    """Words for shared experts as load, and what the first contender gives with them at home."""
+    ours = part.contenders[0]
+    home = contender_of(part, f"{ours.name}, {WITHOUT_WATERFILL}/{ours.dispatch_model}")
+    spec = METRICS[next(name for name in (STEP, EXPERTS, BALANCE) if name in ours.metrics)]
+    filled, without = (shown(spec, figure_of(one, spec.name)) for one in (ours, home))
+    figures = f"{spec.noun} {filled}, and {without} with shared experts at home"
+    return f"shared experts are load in every row, where SGLang's waterfill puts them: {figures}"
 
 
 def by_size(verdict: Verdict, part: Part) -> Iterator[str]:

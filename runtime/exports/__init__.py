@@ -64,6 +64,8 @@ def engine_named(name: str) -> Engine:
 
 def strays(engine: Engine, plan: Plan) -> str:
     """Words for what an engine's tokens do otherwise with replicas than the plan was judged by; empty where nothing."""
+    if plan.fills and not engine.fills:
+        return "it computes shared experts at home, not where there is room"
     judged = plan.judged_by
     if judged in (None, "even", engine.replica_rule):
         return ""

@@ -67,6 +67,7 @@ class Engine(Protocol):
     replica_rule: ReplayRule | None  #: How it chooses among an expert's replicas; None where it takes no placement
     #: Families for which it can split every step exactly instead (rule lp), by the model type of their config.json
     splits: Mapping[str, str]
+    fills: bool  #: Whether it can send shared experts where there is room (waterfill)
     file: str  #: The file of a directory that it is told of
     carries: frozenset[str]  #: The decisions that its files carry
     trains: bool  #: Whether it trains models, too; else it serves them

@@ -36,6 +36,10 @@ LP_CONDITION = (
     "lp draws replicas by the programme's shares, and a rank that holds an expert, or whose node does, keeps to that"
     " replica first: loads are the plan's up to this and to chance"
 )
+FILLING = (
+    "--enable-waterfill is --enable-deepep-waterfill before 0.5.16; it is documented for DeepSeek-V3, R1 and V4: with"
+    " other models see that the log says how many Waterfill TopK modules were prepared"
+)
 CONDITIONS = (
     "models without an expert-location hook (Mixtral, OLMoE, Llama 4, Granite-MoE, Phi-MoE, ERNIE 4.5) ignore the file"
     " without a word; gpt-oss stops at --moe-a2a-backend deepep",
@@ -54,6 +58,7 @@ class SGLang:
     version = "0.5.23"
     replica_rule: ReplayRule | None = "static"
     splits: Mapping[str, str] = MappingProxyType(BY_LP)
+    fills = True
     file = "expert_location.json"
     carries = frozenset({"placement"})
     trains = False
@@ -71,13 +76,14 @@ class SGLang:
         rows = [planned.get(layer, empty) for layer in range(num_hidden_layers(model, self.name))]
         devices, nodes = placement.num_devices, plan.cluster.num_nodes
         several = f' --nnodes {nodes} --node-rank "${{NODE_RANK:?}}" --dist-init-addr "${{HEAD:?}}:25000"'
+        fills = " --enable-waterfill" if plan.fills else ""
         command = (
             f'python -m sglang.launch_server --model-path "${{MODEL:?}}" --tp-size {devices} --ep-size {devices}'
-            f" --moe-a2a-backend deepep --ep-dispatch-algorithm {rule}"
+            f" --moe-a2a-backend deepep --ep-dispatch-algorithm {rule}{fills}"
             f" --ep-num-redundant-experts {placement.num_slots - model.num_experts}"
             f" --init-expert-location {quote(str(directory / self.file))}{several if nodes > 1 else ''}"
         )
-        conditions = (LP_CONDITION, *CONDITIONS) if rule == "lp" else CONDITIONS
+        conditions = (*([LP_CONDITION] if rule == "lp" else []), *([FILLING] if fills else []), *CONDITIONS)
         return Exported({self.file: json.dumps({KEY: rows}) + "\n"}, command, conditions)
 
     def findings(self, path: Path, expected: Expected) -> Iterator[str]:

@@ -49,6 +49,7 @@ class TensorRTLLM:
     version = "1.3.0rc27"
     replica_rule: ReplayRule | None = "round_robin"
     splits: Mapping[str, str] = MappingProxyType({})
+    fills = False
     file = "moe_load_balancer.yaml"
     carries = frozenset({"placement"})
     trains = False

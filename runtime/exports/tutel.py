@@ -30,6 +30,7 @@ class Tutel:
     version = "ac0e51b"
     replica_rule: ReplayRule | None = None
     splits: Mapping[str, str] = MappingProxyType({})
+    fills = False
     file = "degrees.json"
     carries = frozenset({"pipeline"})
     trains = True

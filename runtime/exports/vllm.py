@@ -66,6 +66,7 @@ class VLLM:
     version = "0.33.0"
     replica_rule: ReplayRule | None = "even"
     splits: Mapping[str, str] = MappingProxyType({})
+    fills = False
     file = "expert_map.json"
     carries = frozenset({"placement"})
     trains = False
@@ -120,6 +121,7 @@ class VLLMAscend:
     version = "06c3fc8"
     replica_rule: ReplayRule | None = "static"
     splits: Mapping[str, str] = MappingProxyType({})
+    fills = False
     file = "expert_map.json"
     carries = frozenset({"placement"})
     trains = False

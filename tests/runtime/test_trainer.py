@@ -63,10 +63,19 @@ def train() -> Iterator[Train]:
     """Train in this folder on so many ranks, alone without a plan."""
     with warm("tests.runtime.trainer_cases", "main", env=environment(HF_HUB_OFFLINE="1")) as start:
 
-        def run(folder: Path, ranks: int, *, checkpoint: Path | None = None, given: Plan | None = None) -> Run:
+        def run(
+            folder: Path, ranks: int, *, checkpoint: Path | None = None, given: Plan | None = None, **options: Any
+        ) -> Run:
             save(given or plan(), folder.with_suffix(".json"))
             written = str(folder.with_suffix(".json")) if ranks > 1 else "none"
-            arguments = [str(STEPS), str(SAVED_AT), str(folder), written, str(checkpoint or "none")]
+            arguments = [
+                str(STEPS),
+                str(SAVED_AT),
+                str(folder),
+                written,
+                str(checkpoint or "none"),
+                json.dumps(options),
+            ]
             done = start(arguments, folder.parent, environment(HF_HUB_OFFLINE="1", **(world() if ranks > 1 else {})))
             assert done.returncode == 0, done.stderr
             return Run(np.array(json.loads((folder / "logged.json").read_text())), folder)
@@ -123,6 +132,17 @@ def test_replicas_follow_the_load_with_nothing_but_the_callback(train: Train, al
     assert same(other.weights("final"), alone.weights("final"))
     (anew,) = json.loads((other.folder / "changes.json").read_text())
     assert max(step for step, _ in anew) <= STEPS - SAVED_AT
+
+
+def test_the_callback_hands_on_how_many_experts_move_and_where_replicas_are(
+    train: Train, alone: Run, tmp_path: Path
+) -> None:
+    asked = {"usual": {}, "asked": {"moves_per_step": 1, "replica_memory": "shared"}}
+    usual, other = (train(tmp_path / name, 2, given=following(), **options) for name, options in asked.items())
+    assert same(other.weights("final"), alone.weights("final"))
+    for name in ("changes", "replicas"):
+        (ours,), (theirs,) = (json.loads((run.folder / f"{name}.json").read_text()) for run in (usual, other))
+        assert ours != theirs, name
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -1,7 +1,8 @@
 """A training with Hugging Face's Trainer, with or without a plan; what it logs is written beside its checkpoints.
 
 Arguments: the steps, and those between two checkpoints; the folder; the plan and the checkpoint to resume from, or
-"none". It is rank 0 of as many as `WORLD_SIZE` says, and forks the others.
+"none"; what the callback is given beside the plan, as JSON. It is rank 0 of as many as `WORLD_SIZE` says, and forks the
+others.
 """
 
 import json
@@ -41,7 +42,7 @@ def main() -> None:
     assert not any(os.waitpid(pid, 0)[1] for pid in others)
 
 
-def train(steps: str, saved_at: str, folder: str, plan: str, checkpoint: str) -> None:
+def train(steps: str, saved_at: str, folder: str, plan: str, checkpoint: str, options: str) -> None:
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(64, (int(steps) * BATCH, 12), generator=generator)
     arguments = TrainingArguments(
@@ -57,7 +58,7 @@ def train(steps: str, saved_at: str, folder: str, plan: str, checkpoint: str) ->
         report_to=[],
         disable_tqdm=True,
     )
-    callbacks = [] if plan == "none" else [PlanCallback(load_plan(plan))]
+    callbacks = [] if plan == "none" else [PlanCallback(load_plan(plan), **json.loads(options))]
     data = [{"input_ids": row, "labels": row} for row in tokens]
     trainer = Trainer(model(), arguments, train_dataset=data, callbacks=[*callbacks])
     trainer.train(resume_from_checkpoint=None if checkpoint == "none" else checkpoint)
@@ -67,3 +68,4 @@ def train(steps: str, saved_at: str, folder: str, plan: str, checkpoint: str) ->
         Path(folder, "logged.json").write_text(json.dumps(logged))
         done = [one.model.rebalancing.changes for one in callbacks if one.model.rebalancing is not None]
         Path(folder, "changes.json").write_text(json.dumps(done))
+        Path(folder, "replicas.json").write_text(json.dumps([one.model.replica_bytes for one in callbacks]))

@@ -46,6 +46,10 @@ class Auto(Strategy):
         """Refuse an engine that cannot carry a placement for the trace's model."""
         super().check(task)
         engine = AutoParams.of(task.params).engine
+        if task.request.waterfill and not (engine and ENGINES[engine].fills):
+            able = " or ".join(name for name, one in ENGINES.items() if one.fills)
+            found = f"with --engine {engine}" if engine else "without --engine"
+            raise UsageError(f"--waterfill {found}; expected --engine {able}")
         if engine and task.wire is not None:
             raise UsageError(
                 f"--engine {engine} with --wire {task.wire}, which moeplan.runtime alone carries out; leave one out"

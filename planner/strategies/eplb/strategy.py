@@ -114,6 +114,7 @@ class Eplb(PlacementStrategy):
         if any(BALANCE not in figures.value for figures in judged):
             raise UsageError("--redundant auto: no step that judges routes a token; expected some: record more")
         each, alive, experts = task.model.expert_bytes, len(task.alive), task.model.num_experts
+        shared = int(task.request.waterfill)  # experts on every device that are load, too
         candidates = tuple(
             Candidate(
                 redundant=slots * alive - experts,
@@ -121,7 +122,7 @@ class Eplb(PlacementStrategy):
                 balance=figures.value[BALANCE],
                 balance_p95=figures.value[TAIL],
                 seconds=figures.value[timed[0]] if timed else None,
-                memory_bytes=None if each is None else slots * task.model.num_layers * each,
+                memory_bytes=None if each is None else (slots + shared) * task.model.num_layers * each,
             )
             for slots, figures in zip(widths, judged, strict=True)
         )
@@ -272,7 +273,7 @@ def _check_redundancy(
         )
     each = plan.model.expert_bytes
     for one in redundancy.candidates:
-        held = None if each is None else one.slots * plan.model.num_layers * each
+        held = None if each is None else (one.slots + plan.fills) * plan.model.num_layers * each
         certificate.agree("redundant experts", one.redundant, one.slots * len(widths) - plan.model.num_experts)
         certificate.agree("bytes of experts on a device", one.memory_bytes, held)
     certificate.unchecked.append("what numbers of redundant experts give on a part of the fitted samples")

@@ -4,7 +4,7 @@ from ....errors import CertificationError
 from ....runtime.plan import Plan
 from ....runtime.schedule import PLAN, Schedule
 from ...certify.certificate import Certificate
-from ...evaluate.replay import step_pairs
+from ...evaluate.choosers import step_pairs
 from ..strategy import Recheck
 from .options import RebalancingOptions
 from .rates import UNTIMED, rates

@@ -20,10 +20,10 @@ from ....solvers.flexmoe import Costs, Paper, Policy, initial
 from ....solvers.flexmoe.initial import BALANCE_ALONE, DEEP
 from ....solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ....solvers.placement import Placement, ReplicaRule, slots_for
+from ...evaluate.choosers import step_pairs
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.metrics import BALANCE
 from ...evaluate.rebalancing import Following, check_steps
-from ...evaluate.replay import step_pairs
 from ...evaluate.scene import BACKWARD, Passes, Scene
 from ...params import Params
 from ...task import Task

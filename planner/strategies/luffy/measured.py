@@ -20,9 +20,9 @@ from ....files import read_text
 from ....solvers.arrays import Floats, Ints
 from ....traces.reader import Trace
 from ....traces.recording.layers import MoELayer, moe_layers
+from ...evaluate.choosers import choosers
 from ...evaluate.cohort import Located
 from ...evaluate.journey import Journey
-from ...evaluate.replay import choosers
 from ...evaluate.scene import Scene
 from .folding import Counted, Gains, Seats, Way, as_int64, sent
 

@@ -15,8 +15,8 @@ from ....errors import UsageError
 from ....solvers.arrays import Ints
 from ....traces.embeddings import KEYS, Embeddings
 from ....traces.reader import Trace
+from ...evaluate.choosers import choosers
 from ...evaluate.journey import Journey
-from ...evaluate.replay import choosers
 from ...evaluate.scene import Scene
 from .folding import Counted, Seats, Way, as_int64
 

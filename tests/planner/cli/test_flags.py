@@ -231,6 +231,12 @@ def test_what_compare_advises_for_a_plan_that_no_longer_pays_is_a_request() -> N
     comparison = SimpleNamespace(
         compared=[one], failing=["plan.json"], trace="new", trace_sha256="b" * 64, size=size, profile="p.json"
     )
+    options.clear()
+    comparison.fills = True
+    again: Any = asked_for(*kind.again.fget(comparison).removeprefix("moeplan solve ").split())
+    assert (again.waterfill, again.params.engine) == (True, "sglang")
+    comparison.fills = False
+    options["auto"] = {"engine": "sglang"}
     comparison.again = kind.again.fget(comparison)
     anew = "moeplan solve --trace new --profile p.json --engine sglang --tokens-per-step 8"
     assert kind.advice.fget(comparison) == f"solve for this step size: {anew}"

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from moeplan.errors import CertificationError, InputError, UsageError
 from moeplan.planner.certify import certify
 from moeplan.planner.compare import compare
+from moeplan.planner.evaluate.choosers import step_pairs
 from moeplan.planner.evaluate.journey import Journey
 from moeplan.planner.evaluate.price import price
-from moeplan.planner.evaluate.replay import replay, step_pairs
+from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.scene import Passes
 from moeplan.planner.evaluate.tally import Tally
 from moeplan.planner.solve import task_for

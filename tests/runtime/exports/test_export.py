@@ -307,6 +307,18 @@ def test_an_engine_strays_from_the_rule_by_which_a_plan_was_judged(
     assert all(words[name].startswith(said) for name, said in straying.items())
 
 
+def test_shared_experts_go_where_there_is_room_under_sglang_alone(tmp_path: Path) -> None:
+    plain = plan_of()
+    filled = plain.model_copy(update={"options": {"evaluation": {"waterfill": True}}})
+    for plan, flags in ((plain, 0), (filled, 1)):
+        exported = export(plan, "sglang", tmp_path / str(flags))
+        assert exported.command.split().count("--enable-waterfill") == flags
+        assert sum("--enable-deepep-waterfill before 0.5.16" in one for one in exported.conditions) == flags
+        straying = {name for name, engine in ENGINES.items() if strays(engine, plan)}
+        assert straying == ({*ENGINES} - {"sglang"} if flags else set())
+    assert strays(ENGINES["vllm"], filled) == "it computes shared experts at home, not where there is room"
+
+
 def test_a_plan_judged_by_a_rule_that_is_none_is_refused() -> None:
     plan = plan_of(slots=3).model_copy(update={"options": {"evaluation": {"engine_rule": "best"}}})
     with pytest.raises(InputError, match="engine_rule 'best'; expected one of"):
