@@ -1,6 +1,6 @@
 """Plans run for real: recorded steps through the MoE layers alone, on every rank, today and under each plan.
 
-Legend: D ranks; N laps of a run; Q levels of a prediction; R rounds; W ways to run: today, then the plans.
+Legend: Q levels of a prediction; R rounds; W ways to run: today, then the plans.
 """
 
 import os
@@ -240,5 +240,5 @@ def _span(levels: Floats) -> Span:
 
 def _lapped(ranks: Sequence[Timed], way: int, part: Part) -> float:
     """Seconds of a step in a part: the slowest rank of each lap, the median of rounds."""
-    laps_DRN = np.array([[row[way][part] for row in rank.laps] for rank in ranks])
-    return float(np.median(laps_DRN.max(axis=0).sum(axis=1)))
+    rounds = zip(*([row[way][part] for row in rank.laps] for rank in ranks), strict=True)
+    return float(np.median([np.max(laps, axis=0).sum() for laps in rounds]))

@@ -67,13 +67,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drifting(trace: Trace, folder: Path) -> Trace:
-    """The trace in steps of four samples of training, whose experts change their parts in every third step."""
-    experts = trace.model.num_experts
+    """The trace in steps of four samples of training, three of which ask for two experts, others after two steps."""
 
     def change(batch: Any) -> Mapping[str, Any]:
-        step_T = (batch.sample // 4).astype(np.int32)
-        ids = (batch.ids + (5 * (step_T // 3))[:, None, None]) % experts
-        return {"step": step_T, "ids": ids.astype(np.uint16), "phase": phase_of(batch, "train")}
+        step_T, ids = (batch.sample // 4).astype(np.int32), batch.ids.copy()
+        busy_T = batch.sample % 4 > 0
+        first_T = 2 * (step_T[busy_T] // 2) % trace.model.num_experts
+        ids[busy_T] = np.stack([first_T, first_T + 1], axis=1)[:, None]
+        return {"step": step_T, "ids": ids, "phase": phase_of(batch, "train")}
 
     return rewritten(trace, folder, change)
 
