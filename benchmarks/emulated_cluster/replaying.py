@@ -83,11 +83,12 @@ def in_steps(trace: Trace, folder: Path, samples: int) -> None:
 def _replayed(folder: Path, cluster: Cluster, way: str, rounds: int, say: Callable[[str], None]) -> Replayed:
     """The replay of a strategy's plan."""
     say(f"{cluster}: {way}")
-    settings, plan = STRATEGIES[way], folder / f"{way}.json"
-    trace = folder / ("steps" if settings["strategy"] == "flexmoe" else "trace")
-    sized = {} if settings["strategy"] == "flexmoe" else {"samples_per_step": SAMPLES * cluster.num_devices}
-    request = Request.of(trace=str(trace), cluster=cluster, profile=folder / "profile.json", **sized, **settings)
-    make(request).save(plan)
+    settings, plan, trace = dict(STRATEGIES[way]), folder / f"{way}.json", folder / "trace"
+    if settings["strategy"] == "flexmoe":
+        trace = folder / "steps"
+    else:
+        settings["samples_per_step"] = SAMPLES * cluster.num_devices
+    make(Request.of(trace=str(trace), cluster=cluster, profile=folder / "profile.json", **settings)).save(plan)
     backward = settings.get("purpose") == "training"
     asked = prepare([plan], trace, profile=folder / "profile.json", backward=backward, rounds=rounds)
     return asked.told(run_cluster(cluster, WIRE, _run, asked.work))

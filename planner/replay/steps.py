@@ -268,7 +268,7 @@ def _copies(tally: Tally) -> Ints:
     """Hidden vectors that leave a device, dispatch and combine, in each step, `[B]`."""
     assert tally.ports is not None
     exchanges = (tally.ports.dispatch, tally.ports.combined)
-    return np.sum([copies[:, :, :, 0].sum(axis=(1, 2, 3)) for copies in exchanges], axis=0)
+    return np.asarray(sum(copies[:, :, :, 0].sum(axis=(1, 2, 3)) for copies in exchanges))
 
 
 def _exact(plan: LoadedPlan) -> LoadedPlan:

@@ -56,7 +56,7 @@ class Recorded:
                 remote_visits(device_n1, home_n), device_n1, home_n, step_n, num_steps=len(loads), cluster=cluster
             )
             asked_n = (rows.copies.beside[kept_n] >= 0).sum(1).numpy()
-            np.add.at(loads, (step_n, layer, device_n1[:, 0]), asked_n)
+            np.add.at(loads[:, layer], (step_n, device_n1[:, 0]), asked_n)
         return replace(exact, loads=loads, ports=replace(exact.ports, dispatch=dispatch))
 
     def _folded(self, way: Way) -> Iterator[tuple[Rows, Tensor]]:
