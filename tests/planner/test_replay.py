@@ -20,7 +20,7 @@ from moeplan.planner.evaluate.metrics import COPIES
 from moeplan.planner.replay import ranks
 from moeplan.planner.replay.job import Prepared, prepare, replay
 from moeplan.planner.replay.model import LayersAlone, States
-from moeplan.planner.replay.ranks import TURNS, Timed, Work
+from moeplan.planner.replay.ranks import TURNS, Timed, Way, Work
 from moeplan.planner.replay.report import replay_report, replayed_sections
 from moeplan.planner.replay.result import Ran, Replayed, Span, beside
 from moeplan.planner.replay.steps import Recorded
@@ -29,9 +29,10 @@ from moeplan.profilers.stopwatch import Laps
 from moeplan.profilers.world import World
 from moeplan.runtime import load_plan, parallelize, schedule_of
 from moeplan.runtime.rebalancing import tables_of
+from moeplan.traces.model import NOT_ROUTED
 from moeplan.traces.reader import Trace, open_trace
-from moeplan.traces.schema import NOT_ROUTED, PHASES
-from tests.builders import known, model
+from moeplan.traces.schema import PHASES
+from tests.builders import model
 from tests.planner.cli.conftest import MAIN, ended, python, started, wait_until_said
 from tests.planner.makers import counted, made, rewritten, write_profile
 from tests.runtime.worlds import by_rank
@@ -91,7 +92,7 @@ def asked(folder: Path, *names: str, trace: str = "trace", **settings: Any) -> P
 def carried(world: World, work: Work) -> list[tuple[int, list[list[int]]]]:
     """Experts of this rank's tokens in the first step under the last way, by layer."""
     way = [*work.ways.values()][-1]
-    plan = load_plan(way.plan)
+    plan = load_plan(str(way.plan))
     layers = LayersAlone(work.spec, torch.from_numpy(work.recorded.ids.astype(np.int32)))
     spread = parallelize(layers.eval(), plan)
     layers.fill(world.rank)
@@ -138,7 +139,7 @@ def test_replicas_follow_the_load_as_the_plan_recorded(folder: Path) -> None:
     prepared = asked(folder, "flexmoe", trace="steps", rounds=5)
     assert prepared.work.backward
     assert list(prepared.work.steps) == [0, 1, 2, 3, 4]
-    plan = load_plan(folder / "flexmoe.json")
+    plan: Any = load_plan(folder / "flexmoe.json")
     (cohort,) = prepared.stage.scene.cohorts
     numbers = cohort.step_ids.tolist() if cohort.step_ids is not None else []
     known, ours = schedule_of(plan), prepared.work.ways[str(folder / "flexmoe.json")].schedule or {}
@@ -329,8 +330,9 @@ def timed(seconds: list[list[tuple[float, float]]], moves: list[float], copies: 
 def test_gains_are_paired_by_round_and_held_against_today_run_twice() -> None:
     rounds = [[(10.0, 10.2), (8.0, 8.0)], [(20.0, 20.0), (15.0, 17.0)], [(10.0, 9.9), (9.0, 9.0)]]
     slower = [[(11.0, 10.2), (7.0, 8.5)], *rounds[1:]]
-    step = Recorded(np.zeros((1, 3, 2), np.uint16), *(np.zeros(1, np.int64) for _ in range(4)))
-    work: Any = Work(known(step), model(), {"today": "", "a": ""}, False, [0, 0, 0], 0)
+    nothing: Any = [np.zeros(1, np.int64)] * 4
+    step = Recorded(np.zeros((1, 3, 2), np.uint16), *nothing)
+    work: Any = Work(step, model(), {"today": Way(""), "a": Way("")}, False, [0, 0, 0], 0)
     stage: Any = type("Stage", (), {"seen": False, "scene": type("Scene", (), {"record_steps": 2})})
     measured = [timed(rounds, [0.0, 0.3, 0.0], 5), timed(slower, [0.0, 0.6, 0.0], 7)]
     done = Prepared(stage, work, [{}, {}]).told(measured)
