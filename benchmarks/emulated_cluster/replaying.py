@@ -64,7 +64,9 @@ def replayed(name: str, rounds: int, say: Callable[[str], None]) -> Chain:
         folder = Path(directory)
         log = Log(PLANNED, grid="quick", earlier=None, on_progress=None, on_profile=None)
         run_cluster(cluster, WIRE, _measure, on_progress=log.receive)
-        save(log.profile(complete=True), folder / "profile.json")
+        profile = log.profile(complete=True)
+        save(profile, folder / "profile.json")
+        cluster = profile.cluster  # with its links, by which ranks decide
         text = record_text() + other_text()
         trace = record_embedded(text, folder / "trace", sample_tokens=LENGTH, weights=True, embeddings="all")
         in_steps(trace, folder / "steps", SAMPLES * cluster.num_devices)
