@@ -23,7 +23,7 @@ from ...traces.count_form import CountTrace
 from ...traces.embeddings import KEYS, Embeddings
 from ...traces.reader import Trace
 from ..evaluate.evaluate import evaluate
-from ..evaluate.journey import Contender, Journey, today
+from ..evaluate.journey import Contender, Journey, pads_in, today
 from ..evaluate.metrics import COPIES, EXCHANGE, EXPERTS
 from ..evaluate.price import STEP, price
 from ..evaluate.rebalancing import check_steps
@@ -112,6 +112,7 @@ class Stage:
             model=known_model(source.meta.model, [one.plan for one in plans]),
             seed=seed,
             passes=_passes(plans, backward=backward),
+            padded=any(pads_in(plan.plan) for plan in plans),
         )
         if isinstance(source, CountTrace) and not scene.paired:
             raise UsageError(
