@@ -6,9 +6,13 @@ Computation is a calibrated wait, since ranks outnumber cores; the network, its 
 from collections.abc import Iterator
 from functools import partial
 
+from moeplan.planner.evaluate.metrics import COPIES, EXCHANGE, EXPERTS
+from moeplan.planner.evaluate.price import STEP
+
 from ..emulated_cluster.case import Figure
 from ..emulated_cluster.network import WIRE
-from ..emulated_cluster.suite import CLUSTERS, MANY_ROUNDS, ROUNDS, found
+from ..emulated_cluster.replaying import replayed
+from ..emulated_cluster.suite import CLUSTERS, MANY_ROUNDS, ROUNDS, found, say
 from ..study import Row, Settings, Study
 
 Instance = tuple[str, int]
@@ -66,6 +70,32 @@ def _points(instance: Instance) -> Iterator[Row]:
                 name, curve = f"{name}, {figure.method}", figure.curve
             for what, value in (("measured", figure.measured.median), ("predicted", figure.predicted_s)):
                 yield Row(name, f"{curve}: {what}", quality=value, axis=figure.axis, size=figure.size)
+
+
+def _replays(instance: Instance) -> Iterator[Row]:
+    chain = replayed(*instance, say)
+    for solved, done in chain.replays.items():
+        for way in done.ways:
+            predicted = {metric: span.value for metric, span in way.predicted.items()}
+            more = {
+                "from, s": way.step.low,
+                "to, s": way.step.high,
+                "prediction over measured, %": predicted[STEP] / way.step.value - 1,
+                "exchange, s": way.exchange_s,
+                "exchange predicted, s": predicted[EXCHANGE],
+                "experts, s": way.experts_s,
+                "experts predicted, s": predicted[EXPERTS],
+                "copies": way.copies,
+                "copies predicted": predicted[COPIES],
+            }
+            yield Row(
+                f"{chain.cluster} {solved}",
+                "today" if way is done.ways[0] else "plan",
+                quality=predicted[STEP],
+                seconds=way.step.value,
+                ratio=1 / (1 - way.gain.value),
+                more=more,
+            )
 
 
 def _study(name: str, title: str, baseline: str, note: str) -> Study[Instance]:
@@ -132,6 +162,18 @@ STUDIES = (
         "two all-to-alls by hand",
         "Seconds of one layer by moeplan, beside one written by hand. "
         "Experts take no time. By hand every token-expert pair travels, moeplan sends a token once a device.",
+    ),
+    Study(
+        title="moeplan profile, solve and replay",
+        quality="predicted, s",
+        baseline="today",
+        note="Seconds of the MoE layers of the embedded model as moeplan replay measures them, beside those that a"
+        " quick profile of this cluster predicts. Forward and backward, but for exflow and eplb. 256 tokens a rank of"
+        " text that the model never saw; exchange and experts: of the forward pass, each after a barrier, experts on"
+        " shared cores. Copies: hidden vectors sent in a step; rows that stand for others are not sent. Nodes are"
+        f" network namespaces on links of {WIRE.rate_mbps:g} Mbit/s.",
+        instances=_instances,
+        rows=_replays,
     ),
     Study(
         title="Measured beside predicted",

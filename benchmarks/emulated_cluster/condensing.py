@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from moeplan.planner.demo.model import load_embedded
 from moeplan.planner.demo.text import other_text, record_text, samples
+from moeplan.planner.replay.model import signs
 from moeplan.planner.strategies.luffy.folding import EXACT, Gate, Seats, Star, Way
 from moeplan.planner.strategies.luffy.measured import Judged, Measured, Step
 from moeplan.profilers.cluster import Cluster
@@ -37,7 +38,7 @@ from moeplan.traces.recording.layers import moe_layers
 from .calibration import Profile
 from .case import Case, Figure
 from .case import Measured as SecondsByWay
-from .model import BACKWARD, BITS, EmulatedModel, Sizes, kind_of, signs, train
+from .model import BACKWARD, BITS, EmulatedModel, Sizes, kind_of, train
 from .network import linked
 from .prediction import exchange_s
 from .routing import Workload, plan_of
@@ -100,7 +101,7 @@ class _Rows(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         kind = kind_of(x)
-        spelt = SMALL * signs(kind).to(x.dtype)
+        spelt = SMALL * signs(kind, BITS).to(x.dtype)
         return torch.cat([spelt, self.row[kind].repeat_interleave(REPEATS, -1)], dim=-1) + 0 * x[..., :1]
 
 
@@ -257,7 +258,7 @@ def sent(cluster: Cluster, one: Recorded, way: str, number: int) -> list[Sent]:
         ids_TK = torch.as_tensor(one.work.ids[part, layer])
         home_T = torch.from_numpy(home_I.repeat(LENGTH))
         rows, weight_TK = how.rows(layer, ids_TK, gate_NK[part], _seats(home_T, cluster, one.work.num_experts))
-        x_TM = _Rows(row_NH)(signs(torch.arange(part.start, part.stop)))
+        x_TM = _Rows(row_NH)(signs(torch.arange(part.start, part.stop), BITS).float())
         stands_n = how.stands(layer, rows, x_TM, weight_TK)
         kept_n = (stands_n == torch.arange(len(stands_n))).numpy()
         to_n, token_n = (rows.copies.place % size).numpy(), rows.copies.row.numpy()

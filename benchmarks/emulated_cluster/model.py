@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from moeplan.planner.replay.model import number_of, signs
+
 LEAST_S = 50e-6  # less is owed until there is more
 CARRIED_S = 2e-3  # the most that a wait is shortened by
 BACKWARD = 2.0  # times as long as forward
@@ -121,7 +123,8 @@ class _Embedding(nn.Module):
 
     def __init__(self, num_kinds: int, hidden_size: int) -> None:
         super().__init__()
-        self.register_buffer("table", functional.pad(signs(torch.arange(num_kinds)), (0, hidden_size - BITS)))
+        spelt = signs(torch.arange(num_kinds), BITS).float()
+        self.register_buffer("table", functional.pad(spelt, (0, hidden_size - BITS)))
         self.table: Tensor
         self.shift = nn.Parameter(torch.zeros(hidden_size))
 
@@ -205,11 +208,6 @@ def train(model: nn.Module, *inputs: Tensor) -> None:
     model(*inputs).sum().backward()
 
 
-def signs(kind: Tensor) -> Tensor:
-    """Kinds `[...]` spelt in signs, `[..., BITS]`."""
-    return ((kind[..., None] >> torch.arange(BITS)) & 1) * 2.0 - 1.0
-
-
 def kind_of(x: Tensor) -> Tensor:
     """The kind that a vector spells, int64."""
-    return ((x[..., :BITS] > 0).long() << torch.arange(BITS)).sum(-1)
+    return number_of(x, BITS)

@@ -45,7 +45,7 @@ def found(name: str, rounds: int) -> Found:
     """
     cluster = Cluster.parse(name)
     prepared = {name: case.prepare(cluster) for name, case in CASES.items()}
-    results = run_cluster(cluster, WIRE, _on_rank, (prepared, rounds), on_progress=_say)
+    results = run_cluster(cluster, WIRE, _on_rank, (prepared, rounds), on_progress=say)
     profile, measured = results[0]
     told = {name: case.told(cluster, profile, prepared[name], measured[name]) for name, case in CASES.items()}
     return Found(profile, told)
@@ -63,5 +63,6 @@ def _on_rank(
     return profile, measured
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Tell on stderr what is measured."""
     print(f"          {text}", file=sys.stderr, flush=True)

@@ -17,6 +17,7 @@ from ..evaluate.tally import Tally
 from ..figures import contender_of, named, percent
 from ..options import EvaluationOptions, SecondsOptions
 from ..picture import LIGHT, PICTURE_STYLE, Axis, Line, Picture, Plot, colour_rules
+from ..replay.report import replayed_sections
 from .answer import answer, headline
 from .command import made_by
 from .next_step import after_solve, per_engine
@@ -88,6 +89,7 @@ class PlanPage:
             Section("", (*large, Text.of(answer(plan), *self.left_out))),
             *(section for section in document if not section.verbose),
             *filter(None, pictures),
+            *replayed_sections(plan, self.path),
             *self._trust(),
             Section("What to type next", (Text.of(after_solve(plan, self.path)), _words(per_engine(plan, self.path)))),
             *(section for section in document if section.verbose),

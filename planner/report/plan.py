@@ -17,6 +17,7 @@ from ..evaluate.metrics import METRICS
 from ..evaluate.price import STEP
 from ..figures import TimeUnit, contender_table, percent
 from ..options import EvaluationOptions, SecondsOptions
+from ..replay.report import replayed_sections
 from ..strategies.registry import chosen_by, decided_by
 from ..strategies.strategy import Strategy
 from .answer import answer
@@ -37,7 +38,8 @@ def solve_report(plan: Plan, path: Path, console: Console, *, replaced: bool = F
 def show_report(plan: Plan, path: Path, console: Console, *, verbose: bool = False) -> None:
     """Print a plan from a file."""
     named = f"{path}  {', '.join(plan.strategies)}  {plan.plan_sha256[:12]}  {plan.created_at:%Y-%m-%d}"
-    to_console([Section("", (Text.of(named),)), *plan_sections(plan, console.width)], console, verbose=verbose)
+    sections = [Section("", (Text.of(named),)), *plan_sections(plan, console.width), *replayed_sections(plan, path)]
+    to_console(sections, console, verbose=verbose)
 
 
 def plan_sections(plan: Plan, width: int = 100) -> list[Section]:

@@ -1,97 +1,268 @@
 """`moeplan replay`: what runs is what was recorded, on real ranks, and costs what the evaluator counts."""
 
+import contextlib
 import json
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
-from moeplan.errors import InputError, UsageError
+from moeplan.errors import InputError, RankError, UsageError
 from moeplan.planner.demo.text import other_text, record_embedded
-from moeplan.planner.evaluate.evaluate import evaluate
 from moeplan.planner.evaluate.metrics import COPIES
-from moeplan.planner.loaded_plan import LoadedPlan, load_plans
-from moeplan.planner.replay import job
-from moeplan.planner.replay.job import Ran, Replayed, Span, Timed, Work, replay
-from moeplan.planner.replay.model import LayersAlone
-from moeplan.planner.replay.report import replay_report
+from moeplan.planner.replay import ranks
+from moeplan.planner.replay.job import Prepared, prepare, replay
+from moeplan.planner.replay.model import LayersAlone, States
+from moeplan.planner.replay.ranks import TURNS, Timed, Way, Work
+from moeplan.planner.replay.report import replay_report, replayed_sections
+from moeplan.planner.replay.result import Ran, Replayed, Span, beside
+from moeplan.planner.replay.steps import Recorded
+from moeplan.profilers.origin import Environment
 from moeplan.profilers.stopwatch import Laps
 from moeplan.profilers.world import World
-from moeplan.runtime import load_plan, parallelize
-from moeplan.traces.reader import Trace
-from tests.builders import known, model
-from tests.planner.cli.conftest import MAIN, python
-from tests.planner.makers import made
+from moeplan.runtime import load_plan, parallelize, schedule_of
+from moeplan.runtime.rebalancing import tables_of
+from moeplan.traces.model import NOT_ROUTED
+from moeplan.traces.reader import Trace, open_trace
+from moeplan.traces.schema import PHASES
+from tests.builders import model
+from tests.planner.cli.conftest import MAIN, ended, python, started, wait_until_said
+from tests.planner.makers import counted, made, rewritten, write_profile
 from tests.runtime.worlds import by_rank
 
-LENGTH, SAMPLES = 16, 24
+LENGTH, SAMPLES = 16, 48
 PLANS: dict[str, dict[str, Any]] = {
     "exflow": {"time_limit_s": 0.5},
     "eplb": {"slots": 9},
     "netmoe": {"method": "sum"},
 }
+ROWS: dict[str, dict[str, Any]] = {
+    "gates": {"condense": 0.1},
+    "star": {"condense": 0.6, "method": "paper"},
+    "paper": {"condense": 0.6, "method": "paper", "condense_schedule": "paper"},
+    "fp8": {"condense": 0.1, "wire": "fp8"},
+}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trace of the embedded model, and plans for two devices."""
+    """A trace of the embedded model with its hidden states, the same in steps of a training run, and plans of both for
+    two devices.
+    """
     folder = tmp_path_factory.mktemp("replay")
-    trace = record_embedded(other_text()[: LENGTH * SAMPLES], folder / "trace", sample_tokens=LENGTH)
+    text = other_text()[: LENGTH * SAMPLES]
+    trace = record_embedded(text, folder / "trace", sample_tokens=LENGTH, weights=True, embeddings="all")
     for name, settings in PLANS.items():
-        made(trace, name, "1x2", **settings).save(folder / f"{name}.json")
+        made(trace, name, "1x2", to=folder / f"{name}.json", **settings)
+    for name, settings in ROWS.items():
+        made(trace, "luffy", "1x2", to=folder / f"{name}.json", **settings)
+    made(drifting(trace, folder / "steps"), "flexmoe", "1x2", to=folder / "flexmoe.json", slots=10)
     return folder
 
 
-def carried(world: World, given: tuple[Work, str]) -> tuple[int, list[tuple[int, int, list[list[int]]]]]:
-    """Copies that a rank sends, and the experts of its tokens by layer, sample and position."""
-    work, path = given
-    plan = load_plan(path)
-    layers = LayersAlone(work.spec, torch.from_numpy(work.step.ids.astype(np.int32)))
+def drifting(trace: Trace, folder: Path) -> Trace:
+    """The trace in steps of four samples of training, three of which ask for two experts, others after two steps."""
+
+    def change(batch: Any) -> Mapping[str, Any]:
+        step_T, ids = (batch.sample // 4).astype(np.int32), batch.ids.copy()
+        busy_T = batch.sample % 4 > 0
+        first_T = 2 * (step_T[busy_T] // 2) % trace.model.num_experts
+        ids[busy_T] = np.stack([first_T, first_T + 1], axis=1)[:, None]
+        return {"step": step_T, "ids": ids, "phase": phase_of(batch, "train")}
+
+    return rewritten(trace, folder, change)
+
+
+def phase_of(batch: Any, name: str) -> Any:
+    return np.full(len(batch), PHASES.index(name), np.int8)
+
+
+def asked(folder: Path, *names: str, trace: str = "trace", **settings: Any) -> Prepared:
+    """A replay that waits for its ranks."""
+    return prepare([folder / f"{name}.json" for name in names], folder / trace, **settings)
+
+
+def carried(world: World, work: Work) -> list[tuple[int, list[list[int]]]]:
+    """Experts of this rank's tokens in the first step under the last way, by layer."""
+    way = [*work.ways.values()][-1]
+    plan = load_plan(str(way.plan))
+    layers = LayersAlone(work.spec, torch.from_numpy(work.recorded.ids.astype(np.int32)))
     spread = parallelize(layers.eval(), plan)
     layers.fill(world.rank)
-    spread(*job._inputs(work.step, world.rank, flat=plan.dispatch_model == "standard"))
-    told = [(layer, len(routed.ids), sorted(routed.ids.tolist())) for layer, routed in enumerate(spread.routed)]
-    return spread.traffic.copies, told
-
-
-def asked(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Work, Any, LoadedPlan]:
-    """The work of a replay, its scene and its plan."""
-    kept: dict[str, Any] = {}
-
-    def no_world(_ranks: int, _target: Callable[..., Any], work: Work, **_: Any) -> None:
-        kept["work"] = work
-
-    recorded = job._recorded
-    monkeypatch.setattr(job, "run_world", no_world)
-    monkeypatch.setattr(job, "_recorded", lambda *given: kept.update(scene=given[2]) or recorded(*given))
-    assert replay([folder / f"{name}.json"], folder / "trace", tokens=100) is None
-    return kept["work"], kept["scene"], load_plans([folder / f"{name}.json"])[0]
+    spread(*ranks._inputs(work.recorded, 0, world.rank, plan.dispatch_model))
+    return [(layer, sorted(routed.ids.tolist())) for layer, routed in enumerate(spread.routed)]
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_every_token_goes_to_its_recorded_experts_as_the_evaluator_counts(
-    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work, scene, plan = asked(folder, name, monkeypatch)
-    ranks = by_rank(2, carried, (work, plan.path))
+def test_every_token_goes_to_its_recorded_experts(folder: Path, name: str) -> None:
+    work = asked(folder, name, tokens=100).work
+    told = by_rank(2, carried, work)
     for layer in range(work.spec.num_layers):
-        found = [ids for _, told in ranks for at, _, rows in told if at == layer for ids in rows]
-        assert sorted(found) == sorted(work.step.ids[:, layer].tolist())
-    (row,) = evaluate(scene, [plan.contender]).evaluation.fit.contenders
-    expected = row.metrics[COPIES].value * len(work.step.ids) * work.spec.num_layers
-    assert sum(copies for copies, _ in ranks) == pytest.approx(expected)
+        found = [ids for rank in told for at, rows in rank for ids in rows if at == layer]
+        assert sorted(found) == sorted(work.recorded.ids[:, layer].tolist())
 
 
-def test_the_step_is_of_whole_samples_that_no_plan_was_fitted_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    work, scene, plan = asked(folder, "exflow", monkeypatch)
-    samples, counts = np.unique(work.step.sample, return_counts=True)
-    assert counts.tolist() == [LENGTH - 1] * len(samples) or counts.tolist() == [LENGTH] * len(samples)
-    assert (len(samples) - 1) * counts[0] < 100 <= len(work.step.ids)
-    unseen = plan.unseen(scene.index, scene.source.sha256, ())
-    assert unseen[samples].all()
+def sent(prepared: Prepared) -> tuple[Any, Any]:
+    """Copies measured, and predicted, by round and way."""
+    timed: list[Timed] = by_rank(2, ranks.run, prepared.work)
+    measured = np.sum([rank.copies for rank in timed], axis=0)
+    predicted = [one[COPIES][1][list(prepared.work.steps)] for one in prepared.predicted]
+    return measured, np.stack(predicted, axis=1)
+
+
+def test_copies_sent_are_those_that_the_evaluator_counts(folder: Path) -> None:
+    measured, predicted = sent(asked(folder, *PLANS, tokens=100, rounds=1))
+    assert (measured == predicted).all()
+    assert len({*measured[0].tolist()}) > 2
+
+
+def test_uneven_samples_move_between_ranks(folder: Path, tmp_path: Path) -> None:
+    def shorter(batch: Any) -> Mapping[str, Any]:
+        """The samples with their lengths in turn, by giving some of their tokens to others."""
+        cut_T = (batch.position >= 16 - batch.sample % 5).astype(np.int64)
+        return {"sample": np.where(cut_T, 10_000 + batch.sample, batch.sample)}
+
+    trace = rewritten(open_trace(folder / "trace"), tmp_path / "uneven", shorter)
+    made(trace, "netmoe", "1x2", to=tmp_path / "netmoe.json", method="sum")
+    measured, predicted = sent(asked(tmp_path, "netmoe", trace="uneven", tokens=100, rounds=1))
+    assert (measured == predicted).all()
+
+
+def test_replicas_follow_the_load_as_the_plan_recorded(folder: Path) -> None:
+    prepared = asked(folder, "flexmoe", trace="steps", rounds=5)
+    assert prepared.work.backward
+    assert list(prepared.work.steps) == [0, 1, 2, 3, 4]
+    plan: Any = load_plan(folder / "flexmoe.json")
+    (cohort,) = prepared.stage.scene.cohorts
+    numbers = cohort.step_ids.tolist() if cohort.step_ids is not None else []
+    known, ours = schedule_of(plan), prepared.work.ways[str(folder / "flexmoe.json")].schedule or {}
+    assert ours  # something moves
+    table = start = tables_of(plan.placement)
+    for at, number in enumerate(numbers):
+        table = known.get(number, table)
+        held = ours.get(max((step for step in ours if step <= TURNS * at), default=-1), start)
+        assert [set(row) for row in np.sort(held, axis=2).reshape(-1, 10).tolist()] == [
+            set(row) for row in np.sort(table, axis=2).reshape(-1, 10).tolist()
+        ]
+    timed: list[Timed] = by_rank(2, ranks.run, prepared.work)
+    measured = np.sum([rank.copies for rank in timed], axis=0)
+    predicted = np.stack([one[COPIES][1] for one in prepared.predicted], axis=1)
+    assert (measured == predicted).all()
+    moves = np.max([rank.moves for rank in timed], axis=0)
+    assert (moves[:, 0] == 0).all()  # nothing moves today
+    assert moves[0, 1] == 0
+    assert (moves[1:, 1] > 0).all()
+
+
+def test_a_way_that_follows_another_schedule_sends_other_copies(folder: Path) -> None:
+    """The check above sees a schedule that is not carried out."""
+    prepared = asked(folder, "flexmoe", trace="steps", rounds=5)
+    name = str(folder / "flexmoe.json")
+    ways = {**prepared.work.ways, name: prepared.work.ways[name]._replace(schedule={})}
+    measured, predicted = sent(replace(prepared, work=prepared.work._replace(ways=ways)))
+    assert (measured[:, 0] == predicted[:, 0]).all()
+    assert (measured[:, 1] != predicted[:, 1]).any()
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_condensed_rows_are_those_that_the_plan_counts(folder: Path, backward: bool) -> None:
+    measured, predicted = sent(asked(folder, *ROWS, tokens=100, rounds=2, backward=backward))
+    assert (measured == predicted).all()
+    exact, *condensed = measured[0].tolist()
+    assert all(0 < rows < exact for rows in condensed)
+
+
+def test_condensed_seconds_are_predicted_from_the_rows_that_travel(folder: Path, tmp_path: Path) -> None:
+    profile = write_profile(tmp_path / "profile.json", "1x2")
+    today, gates, fp8 = asked(folder, "gates", "fp8", tokens=100, rounds=1, profile=profile).predicted
+    assert gates["step_s"][1] < today["step_s"][1]
+    assert fp8["exchange_s"][1] < gates["exchange_s"][1]
+    assert gates["experts_s"][1] <= today["experts_s"][1]
+
+
+def test_a_plan_that_condenses_rows_needs_their_states(folder: Path, tmp_path: Path) -> None:
+    rewritten(open_trace(folder / "trace"), tmp_path / "bare")
+    with pytest.raises(UsageError, match="no hidden states and gate weights"):
+        replay([folder / "gates.json"], tmp_path / "bare")
+
+
+def test_the_step_is_of_whole_samples_that_no_plan_was_fitted_to(folder: Path) -> None:
+    prepared = asked(folder, "exflow", tokens=100)
+    step, stage = prepared.work.recorded, prepared.stage
+    samples, counts = np.unique(step.sample, return_counts=True)
+    assert (counts == LENGTH).all()
+    assert (len(samples) - 1) * LENGTH < 100 <= len(step.ids)
+    unseen_U = stage.plans[0].unseen(stage.scene.index, stage.source.sha256, ())
+    assert np.isin(samples, stage.scene.index.unit_ids[unseen_U]).all()  # type: ignore[union-attr]
+
+
+def test_recorded_steps_run_one_after_another(folder: Path, tmp_path: Path) -> None:
+    trace = drifting(open_trace(folder / "trace"), tmp_path / "steps")
+    made(trace, "eplb", "1x2", to=tmp_path / "eplb.json", slots=9)
+    prepared = asked(tmp_path, "eplb", trace="steps", rounds=3)
+    assert list(prepared.work.steps) == [0, 1, 2]
+    assert np.bincount(prepared.work.recorded.step).min() > 0
+    measured, predicted = sent(prepared)
+    assert (measured == predicted).all()
+    with pytest.raises(UsageError, match="were recorded"):
+        asked(tmp_path, "eplb", trace="steps", tokens=100)
+
+
+@pytest.mark.parametrize("name", ["exflow", "eplb"])
+def test_decoded_tokens_run_one_of_each_sequence_at_once(folder: Path, tmp_path: Path, name: str) -> None:
+    decode = rewritten(
+        open_trace(folder / "trace"), tmp_path / "decode", lambda batch: {"phase": phase_of(batch, "decode")}
+    )
+    made(decode, name, "1x2", to=tmp_path / f"{name}.json", concurrency=8, **PLANS[name])
+    prepared = asked(tmp_path, name, trace="decode", tokens=20, rounds=4)
+    assert np.bincount(prepared.work.recorded.step).tolist() == [20] * 4
+    measured, predicted = sent(prepared)
+    assert (measured == predicted).all()
+
+
+def test_rows_without_samples_and_steps_run_as_a_step(folder: Path, tmp_path: Path) -> None:
+    bare = rewritten(open_trace(folder / "trace"), tmp_path / "bare", lambda _: {"sample": None})
+    made(bare, "eplb", "1x2", to=tmp_path / "eplb.json", slots=9)
+    measured, predicted = sent(asked(tmp_path, "eplb", trace="bare", tokens=100, rounds=1))
+    assert (measured == predicted).all()
+    with pytest.raises(UsageError, match="samples were not recorded"):
+        asked(folder, "netmoe", trace=str(tmp_path / "bare"))
+
+
+def test_pairs_of_counts_run_as_tokens(folder: Path, tmp_path: Path) -> None:
+    def ranked(batch: Any) -> Mapping[str, Any]:
+        return {"source_rank": (batch.sample % 2).astype(np.int32)}
+
+    tokens = rewritten(open_trace(folder / "steps"), tmp_path / "tokens", ranked)
+    counts = counted(tokens, tmp_path / "counts")
+    made(counts, "flexmoe", "1x2", to=tmp_path / "flexmoe.json", slots=10)
+    prepared = asked(tmp_path, "flexmoe", trace="counts", rounds=4)
+    assert len(prepared.work.recorded.ids) == 4 * 4 * LENGTH * tokens.model.top_k
+    measured, predicted = sent(prepared)
+    assert (measured == predicted).all()
+    with pytest.raises(UsageError, match="counts tell no token's way"):
+        asked(folder, "exflow", trace=str(tmp_path / "counts"))
+    counted(open_trace(folder / "steps"), tmp_path / "homeless")
+    with pytest.raises(UsageError, match="expected those of every step by 2 source ranks"):
+        asked(folder, "eplb", trace=str(tmp_path / "homeless"))
+
+
+def test_tokens_without_experts_are_refused(folder: Path, tmp_path: Path) -> None:
+    def dropped(batch: Any) -> Mapping[str, Any]:
+        ids = batch.ids.copy()
+        ids[batch.position == 3, 1, 1] = NOT_ROUTED
+        return {"ids": ids}
+
+    rewritten(open_trace(folder / "trace"), tmp_path / "dropped", dropped)
+    with pytest.raises(InputError, match="have no expert in some layer"):
+        asked(folder, "eplb", trace=str(tmp_path / "dropped"), tokens=100)
 
 
 def test_routers_read_tokens_whatever_layers_add() -> None:
@@ -111,11 +282,30 @@ def test_routers_read_tokens_whatever_layers_add() -> None:
     assert torch.equal(before[..., : layers.bits], after[..., : layers.bits])
 
 
+def test_experts_take_recorded_states_and_gates() -> None:
+    spec = model(layers=2, experts=4, top_k=2, hidden_size=16, ffn_size=8, dtype_bytes=4)
+    rng = np.random.default_rng(0)
+    ids = torch.from_numpy(rng.integers(0, 4, (9, 2, 2)).astype(np.int32))
+    states = States(torch.rand(9, 2, 2), torch.randperm(9), [torch.randn(9, 16) for _ in range(2)])
+    layers, seen = LayersAlone(spec, ids, states=states), list[tuple[torch.Tensor, ...]]()
+    layers.fill(0)
+    for layer in layers.layers:
+        layer.get_submodule("moe.experts").register_forward_pre_hook(lambda _m, args: seen.append(args))
+    tokens = torch.randperm(9)[:, None]
+    layers(tokens).sum().backward()
+    for at, (x, experts, weights) in enumerate(seen):
+        number = tokens[:, 0]
+        assert torch.equal(x, states.layers[at][states.row[number]])
+        assert torch.equal(weights, states.weights[number, at])
+        assert torch.equal(experts, ids[number, at].long())
+        assert x.requires_grad
+
+
 def test_another_number_of_ranks_than_devices_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": 0, "WORLD_SIZE": 3, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(UsageError, match="3 ranks were started for plans of 2 devices"):
-        replay([folder / "eplb.json"], folder / "trace")
+        replay([folder / "eplb.json"], folder / "trace", tokens=32)
 
 
 def test_half_precision_runs_as_the_model_has_it() -> None:
@@ -128,63 +318,75 @@ def test_half_precision_runs_as_the_model_has_it() -> None:
     assert all(own.grad is not None and own.dtype == torch.bfloat16 for own in layers.parameters())
 
 
-def timed(seconds: list[list[tuple[float, float]]]) -> Timed:
-    """A rank's seconds by round and way, forth and back."""
+def timed(seconds: list[list[tuple[float, float]]], moves: list[float], copies: int) -> Timed:
+    """A rank's seconds by round and way, forth and back, and of moves before the second way's rounds."""
     laps: Laps = {"dispatch": [0.1, 0.2], "experts": [1.0], "combine": [0.3]}
-    return Timed(np.array(seconds), [[laps] * len(seconds[0])] * len(seconds))
+    own = np.array(seconds)
+    moved = np.stack([np.zeros(len(own)), moves], axis=1)
+    sent = np.full(own.shape[:2], copies)
+    return Timed(own, moved, sent, [[laps] * own.shape[1]] * len(own), Environment.of("cpu", ["here"]))
 
 
 def test_gains_are_paired_by_round_and_held_against_today_run_twice() -> None:
     rounds = [[(10.0, 10.2), (8.0, 8.0)], [(20.0, 20.0), (15.0, 17.0)], [(10.0, 9.9), (9.0, 9.0)]]
     slower = [[(11.0, 10.2), (7.0, 8.5)], *rounds[1:]]
-    work: Any = Work(known(step()), model(), {"today": "", "a": ""}, False, 3, 0)
-    done = job._told(work, [timed(rounds), timed(slower)], [{}, {}], num_samples=1, seen=False)
+    nothing: Any = [np.zeros(1, np.int64)] * 4
+    step = Recorded(np.zeros((1, 3, 2), np.uint16), *nothing)
+    work: Any = Work(step, model(), {"today": Way(""), "a": Way("")}, False, [0, 0, 0], 0)
+    stage: Any = type("Stage", (), {"seen": False, "scene": type("Scene", (), {"record_steps": 2})})
+    measured = [timed(rounds, [0.0, 0.3, 0.0], 5), timed(slower, [0.0, 0.6, 0.0], 7)]
+    done = Prepared(stage, work, [{}, {}]).told(measured)
     today, ours = done.ways
     ratios = [10.2 / 11.0, 1.0, 9.9 / 10.0]
     assert done.noise == pytest.approx(max(1 - min(ratios), max(ratios) - 1))
-    gains = [1 - (8.0 + 8.5) / (11.0 + 10.2), 1 - 32 / 40, 1 - 18 / 19.9]
+    each = 0.6 / 2 / 3  # of moves, a step: a recorded step stands for two
+    gains = [1 - (16.5 + 2 * each) / 21.2, 1 - (32 + 2 * each) / 40, 1 - (18 + 2 * each) / 19.9]
     assert (ours.gain.value, ours.gain.low) == pytest.approx((np.median(gains), min(gains)))
     assert today.gain.value == 0
-    assert (ours.exchange_s, ours.experts_s) == pytest.approx((0.6, 1.0))
+    assert (ours.exchange_s, ours.experts_s, ours.copies) == pytest.approx((0.6, 1.0, 12))
+    assert ours.measured_s == pytest.approx((8.25, 16.3, 9.0))
     assert done.gaining == (["a"] if min(gains) > done.noise else [])
 
 
-def step() -> job.Recorded:
-    """One token."""
-    return job.Recorded(np.zeros((1, 3, 2), np.uint16), *(np.zeros(1, np.int64) for _ in range(3)))
+def replayed(**ours: Any) -> Replayed:
+    """A replay of a plan beside today."""
+    span = Span(0.01, 0.009, 0.011)
+    way = {"step": span, "exchange_s": 0.004, "experts_s": 0.005, "copies": 1234.0, "predicted": {}}
+    ways = Ran(name="today", gain=Span(0, 0, 0), **way), Ran(name="a.json", gain=span, **(way | ours))  # type: ignore[arg-type]
+    return Replayed(10, (0,), seen=True, backward=True, noise=0.001, ways=ways)
 
 
 def test_a_screen_without_predictions_names_what_predicts(capsys: pytest.CaptureFixture[str]) -> None:
-    from rich.console import Console
-
-    span = Span(0.01, 0.009, 0.011)
-    ways = [Ran("today", span, 0.004, 0.005, Span(0, 0, 0), {}), Ran("a.json", span, 0.004, 0.005, span, {})]
-    replay_report(Replayed(10, 2, seen=True, backward=True, noise=0.001, ways=ways), Console(width=200))
+    replay_report(replayed(), Console(width=200))
     said = capsys.readouterr().out
     assert "a.json: -1.0 % of the step (-1.1 % to -0.9 %), above the noise of 0.1 %" in said
-    assert "predicted" not in said.split("for predictions")[0]
-    assert "fitted samples" in said
+    assert "predicted" not in said.split("for predicted")[0]
+    assert "10 tokens that plans were fitted to" in said
+    assert "1,234" in said
 
 
-def test_what_does_not_run_alone_is_refused(folder: Path, tmp_path: Path, trace: Trace) -> None:
-    made(trace, "luffy", "1x2", condense=0.05).save(tmp_path / "rows.json")
-    with pytest.raises(UsageError, match="rows stand for others"):
-        replay([tmp_path / "rows.json"], tmp_path / "states")
+def test_a_screen_of_several_steps_tells_each(capsys: pytest.CaptureFixture[str]) -> None:
+    done = replayed(measured_s=(0.02, 0.03), predicted_s=(0.021, 0.029), predicted={"step_s": Span(0.025, 0.02, 0.03)})
+    ways = (replace(done.ways[0], measured_s=(0.04, 0.05)), done.ways[1])
+    replay_report(replace(done, steps=(0, 1), ways=ways), Console(width=200))
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["step", "today", "a.json", "predicted"] in said
+    assert ["1", "50.0", "30.0", "29.0"] in said
+
+
+def test_what_does_not_run_alone_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing"):
         replay([folder / "eplb.json"], tmp_path / "nothing")
     with pytest.raises(UsageError, match="coherent tokens are not trained"):
         replay([folder / "exflow.json"], folder / "trace", backward=True)
+    with pytest.raises(UsageError, match="replay them one at a time"):
+        replay([folder / "flexmoe.json", folder / "netmoe.json"], folder / "steps")
+    with pytest.raises(UsageError, match="no steps were recorded"):
+        replay([folder / "flexmoe.json"], folder / "trace")
 
 
-@pytest.fixture
-def trace(tmp_path: Path) -> Trace:
-    """A trace with hidden states."""
-    text = other_text()[: LENGTH * SAMPLES]
-    return record_embedded(text, tmp_path / "states", sample_tokens=LENGTH, weights=True, embeddings="all")
-
-
-def test_the_command_tells_all_figures_and_exits_by_them(folder: Path) -> None:
-    flags = ("--trace", "trace", "--rounds", "2", "--tokens-per-step", "64", "--backward", "--json")
+def test_the_command_tells_and_keeps_all_figures_and_exits_by_them(folder: Path, tmp_path: Path) -> None:
+    flags = ("--trace", "trace", "--rounds", "2", "--tokens-per-step", "64", "--backward", "--json", "--save")
     done = python(*MAIN, "replay", "eplb.json", "netmoe.json", *flags, cwd=folder)
     told = json.loads(done.stdout)
     assert [way["name"] for way in told["ways"]] == ["today", "eplb.json", "netmoe.json"]
@@ -192,3 +394,43 @@ def test_the_command_tells_all_figures_and_exits_by_them(folder: Path) -> None:
     gains = any(way["gain"]["low"] > told["noise"] for way in told["ways"][1:])
     assert done.returncode == (0 if gains else 8)
     assert gains or "no gain above the noise" in done.stderr
+    kept = json.loads((folder / "netmoe.replay.json").read_text())
+    assert kept["replayed"] == told | {"ways": [told["ways"][0], told["ways"][2]]}
+    shown = python(*MAIN, "show", "netmoe.json", cwd=folder).stdout
+    assert f"netmoe.json: {-100 * told['ways'][2]['gain']['value']:+.1f} % of the step" in shown
+    plan, path = load_plan(folder / "netmoe.json"), folder / "netmoe.json"
+    other = tmp_path / "netmoe.json"
+    beside(other).write_bytes(beside(path).read_bytes())
+    assert replayed_sections(plan, other)[0].body[0] == replayed_sections(plan, path)[0].body[0]
+    (section,) = replayed_sections(load_plan(folder / "eplb.json"), other)
+    assert "replay it anew: moeplan replay" in str(section.body)
+    beside(other).write_text(beside(path).read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    assert "schema version 2" in str(replayed_sections(plan, other)[0].body)
+    assert replayed_sections(plan, tmp_path / "another.json") == []
+
+
+@pytest.mark.parametrize("how", ["interrupted", "killed"])
+def test_a_replay_that_is_cut_off_ends_with_one_line_and_leaves_no_process(folder: Path, how: str) -> None:
+    flags = ("--trace", "trace", "--rounds", "1000", "--tokens-per-step", "64")
+    process = started("replay", "eplb.json", *flags, cwd=folder)
+    wait_until_said(process, "round 2 of")
+    living = grandchildren(process.pid)
+    assert len(living) == 2
+    if how == "killed":
+        os.kill(living[1], signal.SIGKILL)
+        said = process.communicate(timeout=60)[1]
+        assert process.returncode == RankError.exit_code
+    else:
+        said = ended(process, signal.SIGINT, 130)
+    (line,) = [line for line in said.splitlines() if "round" not in line]
+    assert line.startswith("moeplan: interrupted; " if how == "interrupted" else "moeplan: rank 1 died (SIGKILL)")
+    assert not [pid for pid in living if Path(f"/proc/{pid}").exists()]
+
+
+def grandchildren(pid: int) -> list[int]:
+    """The ranks of a command: its nursery's children."""
+    parent = dict[int, int]()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended since
+            parent[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    return sorted(child for child, above in parent.items() if parent.get(above) == pid)

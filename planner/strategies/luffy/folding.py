@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ....runtime.condensation import distance
+from ....runtime.decisions import Decisions
 from ....runtime.engine.chunks import Chunks
 from ....runtime.engine.clusters import BLOCK, star
 from ....runtime.engine.condenser import standing
@@ -144,10 +145,11 @@ class Way:
     medoid: bool = False
     wire: Wire | None = None  #: How rows for other devices travel, both ways; None: as they are
     drop: float = 0.0  #: Experts but a token's first are left out below this gate weight
+    layers: tuple[int, ...] | None = None  #: In which rows stand for others; None: all
 
     def stands(self, layer: int, rows: Rows, x_TM: Tensor, weight_TK: Tensor) -> Tensor:
         """The row that stands for each."""
-        if self.cluster is None:
+        if self.cluster is None or layer not in (self.layers or (layer,)):
             return torch.arange(len(rows.remote_n))
         return self.cluster(layer, rows, x_TM, weight_TK)
 
@@ -165,6 +167,20 @@ class Way:
 
 
 EXACT = Way("none")
+
+
+def way_of(decisions: Decisions) -> Way:
+    """The way in which a plan's decisions send rows at the start, before its schedule moves how near they must be."""
+    decision = decisions.condensation
+    assert decision is not None
+    rule: Star | Gate | None = None
+    if decision.criterion == "star":
+        cosine = decision.h_max if decision.threshold is None else decision.threshold
+        assert cosine is not None
+        rule = Star(cosine)
+    elif decision.tau:
+        rule = Gate(decision.tau, decision.gains)
+    return Way("plan", rule, decision.medoid, decisions.wire, layers=decision.layers)
 
 
 @dataclass(slots=True)

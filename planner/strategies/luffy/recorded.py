@@ -4,7 +4,8 @@ Legend: T tokens; L MoE layers; K experts per token.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,16 @@ import torch
 from torch import Tensor
 
 from ....errors import UsageError
+from ....profilers.cluster import Cluster
 from ....solvers.arrays import Ints
+from ....solvers.ports import port_copies, remote_visits
 from ....traces.embeddings import KEYS, Embeddings
 from ....traces.reader import Trace
 from ...evaluate.choosers import choosers
 from ...evaluate.journey import Journey
 from ...evaluate.scene import Scene
-from .folding import Counted, Seats, Way, as_int64
+from ...evaluate.tally import Tally
+from .folding import Counted, Rows, Seats, Way, as_int64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,11 +39,32 @@ class Recorded:
     def count(self, way: Way) -> Counted:
         """The rows of a way."""
         counted = Counted()
+        for layer, (rows, stands_n) in enumerate(self._folded(way)):
+            counted.add(layer, rows.counted(stands_n))
+        return counted
+
+    def condensed(self, way: Way, exact: Tally, cluster: Cluster) -> Tally:
+        """The tally of a way, from that of every row travelling for itself: fewer copies, fewer pairs on devices."""
+        assert exact.ports is not None
+        dispatch, loads = np.zeros_like(exact.ports.dispatch), np.zeros_like(exact.loads)
+        for layer, (rows, stands_n) in enumerate(self._folded(way)):
+            kept_n = (stands_n == torch.arange(len(stands_n))).numpy()
+            row_n, place_n = rows.copies.row[kept_n], rows.copies.place[kept_n]
+            step_n, home_n = (of_T[row_n].numpy() for of_T in (self.seats.step, self.seats.home))
+            device_n1 = (place_n % cluster.num_devices).int().numpy()[:, None]
+            dispatch[:, layer] = port_copies(
+                remote_visits(device_n1, home_n), device_n1, home_n, step_n, num_steps=len(loads), cluster=cluster
+            )
+            asked_n = (rows.copies.beside[kept_n] >= 0).sum(1).numpy()
+            np.add.at(loads[:, layer], (step_n, device_n1[:, 0]), asked_n)
+        return replace(exact, loads=loads, ports=replace(exact.ports, dispatch=dispatch))
+
+    def _folded(self, way: Way) -> Iterator[tuple[Rows, Tensor]]:
+        """The rows of each layer, and the row that stands for each, int64 `[n]`."""
         for layer in range(self.ids.shape[1]):
             x_TM = torch.from_numpy(self.embeddings.layer(layer, self.places)).float()
             rows, weight_TK = way.rows(layer, self.ids[:, layer], self.weights[:, layer], self.seats)
-            counted.add(layer, rows.counted(way.stands(layer, rows, x_TM, weight_TK)))
-        return counted
+            yield rows, way.stands(layer, rows, x_TM, weight_TK)
 
 
 def recorded(scene: Scene, journey: Journey, embeddings: Embeddings) -> list[Recorded]:
