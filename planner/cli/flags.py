@@ -40,6 +40,10 @@ Concurrency = Annotated[int | None, optional("Decode: sequences that run at once
 SamplesPerStep = Annotated[int | None, optional("Prefill, training: instead of tokens.")]
 
 
+WORKERS = "Where tasks run: auto (processes of this machine), a number of them, ray, ray://HEAD:PORT, dask://HOST:PORT."
+WorkersText = Annotated[str, typer.Option("--workers", help=WORKERS, metavar="WORKERS")]
+
+
 def phases(words: list[PhaseWord] | None) -> tuple[Any, ...]:
     """Phases as the planner has them."""
     return tuple(word.value for word in words or ())
