@@ -1,10 +1,15 @@
-"""Tasks give the same wherever they run: here, in processes, on a real local Ray and on a real local Dask."""
+"""Tasks give the same wherever they run: here, in processes, on a real local Ray and on a real local Dask.
+
+And the commands of docs/scale.md run as they stand. One file: its tests run one after another, under one Ray.
+"""
 
 import contextlib
 import importlib.util
 import os
 import pickle
 import random
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -64,7 +69,7 @@ def dask() -> Iterator[str]:
         yield cluster.scheduler_address.replace("tcp://", "dask://")
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(scope="module", params=WAYS)
 def there(request: pytest.FixtureRequest) -> Iterator[Workers]:
     """Workers of every kind."""
     with opened(spec_of(request.param, request)) as workers:
@@ -90,6 +95,59 @@ def written(folder: Path) -> Trace:
             writer.append(make_batch(300 + seed, seed=seed, known=("step", "sample", "source_rank")))
             writer.flush()
     return open_trace(folder)
+
+
+# The page, before a Ray runs that its commands would join
+
+PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+PACKAGES = {"Ray, beside vLLM or verl": "ray", "Dask": "distributed"}
+PYTHON = shlex.quote(sys.executable)
+COMMANDS = {  # scripts of a virtual environment break when it is moved
+    "moeplan": f'exec {PYTHON} -I -m moeplan.planner.cli "$@"',
+    "dask": f'exec {PYTHON} -m dask "$@"',
+    # What srun does, for -n N COMMAND: N processes at once, each told its number.
+    "srun": 'shift; N=$1; shift; for i in $(seq 0 $((N - 1))); do SLURM_PROCID=$i SLURM_NTASKS=$N "$@" & done; wait',
+}
+
+
+def sections() -> dict[str, str]:
+    """The commands of each section that can be run here, as one script."""
+    found = {}
+    for title, text in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE):
+        blocks = re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        if script := "".join(block for block in blocks if not block.startswith("pip")):
+            found[title] = script
+    return found
+
+
+@pytest.mark.parametrize("title", sections())
+def test_the_commands_of_a_section_give_the_counts_of_one_process(title: str, tmp_path: Path) -> None:
+    if title in PACKAGES:
+        wanted(PACKAGES[title])
+    places = tmp_path / "bin"
+    places.mkdir()
+    for name, line in COMMANDS.items():
+        (places / name).write_text(f"#!/bin/bash\n{line}\n")
+        (places / name).chmod(0o755)
+    env = os.environ | {"PATH": f"{places}:{os.environ['PATH']}", "COLUMNS": "100"}
+    with (tmp_path / "said").open("w+") as said:
+        script = ["bash", "-ec", sections()[title]]
+        process = subprocess.Popen(script, cwd=tmp_path, env=env, stdout=said, stderr=said, start_new_session=True)
+        try:
+            code = process.wait(timeout=120)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what stays in the background
+        said.seek(0)
+        assert code == 0, said.read()
+    alone = [str(places / "moeplan"), *["trace", "count", "traces", "-o", "alone", "--workers", "1"]]
+    subprocess.run(alone, cwd=tmp_path, check=True, capture_output=True)
+    parts = [[path.read_bytes() for path in sorted((tmp_path / name).iterdir())] for name in ("counts", "alone")]
+    assert parts[0] == parts[1]
+
+
+def test_every_scheduler_of_the_page_is_run() -> None:
+    assert [*sections()] == ["One machine", "SLURM", *PACKAGES]
 
 
 # The contract
