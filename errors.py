@@ -7,7 +7,7 @@
     |-- InputError          3   a file is missing, damaged, hostile or of the wrong kind
     |-- MismatchError       4   files or ranks that do not belong together (hash, world size, model)
     |-- CertificationError  5   a plan claims a figure that its trace does not give
-    |-- RankError           6   a rank died, hung or disagreed
+    |-- RankError           6   a rank or a worker died, hung or disagreed
     |-- StorageError        7   writing failed: no space, no permission
     `-- NoBenefitError      8   a plan does not pay on the trace that judged it
 
@@ -57,7 +57,7 @@ class CertificationError(MoeplanError):
 
 
 class RankError(MoeplanError):
-    """A rank died, hung or disagreed with the others."""
+    """A rank or a worker died, hung or disagreed with the others."""
 
     exit_code = 6
 

@@ -17,6 +17,8 @@ from ..runtime.plan import Metric
 from ..solvers.arrays import Floats, Ints
 from ..solvers.exflow.budget import layer_work
 from ..solvers.outcome import PlacementResult, Status
+from ..traces.counts import Counts
+from ..workers import SERIAL, Workers
 from .document import Column, Section, Table, Text, to_console, write_page
 from .evaluate.evaluate import evaluate
 from .evaluate.journey import Contender, Journey, contiguous_in
@@ -78,34 +80,37 @@ class LearningCurve:
         return self.points[max((place + 1 for place, fine in enumerate(good[:-1]) if not fine), default=0)]
 
 
-def learning_curve(request: Request, *, on_progress: Callable[[str], None] = lambda _: None) -> LearningCurve:
+def learning_curve(
+    request: Request, *, on_progress: Callable[[str], None] = lambda _: None, workers: Workers = SERIAL
+) -> LearningCurve:
     """The curve of exflow on a trace: subsets of the fitted units in doubling sizes, several of each.
 
-    The request is as for a plan; its time limit is that of all solves together. UsageError for another strategy, a cap
-    on loads, a thorough bound, nothing held out or too few units to halve; Ctrl-C is `KeyboardInterrupt`.
+    The request is as for a plan; its time limit is that of all solves together, which `workers` share. UsageError for
+    another strategy, a cap on loads, a thorough bound, nothing held out or too few units to halve; Ctrl-C is
+    `KeyboardInterrupt`.
     """
     if request.strategy != "exflow" or request.previous is not None:
         raise UsageError("--learning-curve with --from or another strategy; it is of exflow's placements alone")
     if request.fit_fraction == 1:
         raise UsageError("--learning-curve with --fit-fraction 1; expected units held out to judge by: give less")
-    task = task_for(request, on_progress)
+    task = task_for(request, on_progress, workers)
     params = ExflowParams.of(task.params)
     if params.bound != "simple":
         raise UsageError(f"--learning-curve with --bound {params.bound}; it bounds no placement: leave it away")
     if params.max_load is not None:
         raise UsageError("--learning-curve with --max-load; few samples cannot be placed as evenly: leave it away")
     subsets = list(_subsets(np.flatnonzero(task.fitted), request.seed))
-    shared = replace(params, time_limit_s=params.time_limit_s / len(subsets))
+    shared = replace(params, time_limit_s=params.time_limit_s * workers.size / len(subsets))
     task = replace(task, request=replace(request, params=shared))
-    _placed(task, subsets[-1], work=1.0)  # loads and compiles the solvers, in nobody's time
+    _placed(task, _counted(task, subsets[-1]), 1.0)  # loads and compiles the solvers, in nobody's time
     work = max(WORK, ASSIGNED * task.model.num_layers * layer_work(task.model.num_experts, int(task.slots.sum())))
-    placed, started = [], time.perf_counter()
-    for number, chosen in enumerate(subsets, start=1):
-        on_progress(f"solving {number} of {len(subsets)}: {len(chosen)} {task.units.kind}s")
-        placed.append(_placed(task, chosen, work=work))
+    placed, started, sent = dict[int, PlacementResult](), time.perf_counter(), workers.broadcast(task.portable())
+    for number, result in workers.as_completed(_placed, ((sent, _counted(task, one), work) for one in subsets)):
+        placed[number] = result
+        on_progress(f"solved {len(placed)} of {len(subsets)}: {len(subsets[number])} {task.units.kind}s")
     wall_s = time.perf_counter() - started
     on_progress("replaying the held-out samples")
-    return _curve(task, subsets, placed, wall_s)
+    return _curve(task, subsets, [result for _, result in sorted(placed.items())], wall_s)
 
 
 def curve_report(curve: LearningCurve, console: "Console") -> None:
@@ -149,10 +154,16 @@ def _subsets(fitted: Ints, seed: int) -> Iterator[Ints]:
             yield np.sort(rng.permutation(fitted)[:size])
 
 
-def _placed(task: Task, chosen: Ints, *, work: float) -> PlacementResult:
-    """The placement that these units give; none where Ctrl-C ended its search."""
+def _counted(task: Task, chosen: Ints) -> Counts:
+    """The counts of these units."""
     assert isinstance(task.strategy, Exflow)
-    placed = task.strategy.place(task.strategy.counted(task, chosen), task, task.slots, work=work)
+    return task.strategy.counted(task, chosen)
+
+
+def _placed(task: Task, counts: Counts, work: float) -> PlacementResult:
+    """The placement that these counts give; none where Ctrl-C ended its search."""
+    assert isinstance(task.strategy, Exflow)
+    placed = task.strategy.place(counts, task, task.slots, work=work)
     if placed.outcome.status is Status.INTERRUPTED:
         raise KeyboardInterrupt
     return placed

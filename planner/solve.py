@@ -12,6 +12,7 @@ from ..runtime.decisions import WIRED, Decisions, PlacementDecision, SidecarFile
 from ..runtime.plan import FileInput, Inputs, Plan, SizedGain, Split, TraceInput, load
 from ..solvers.outcome import Outcome, Status
 from ..traces.count_form import CountTrace
+from ..workers import Workers
 from .evaluate.evaluate import Evaluated, evaluate, verdict
 from .evaluate.journey import EXACTLY, WITHOUT_WATERFILL, Contender, contiguous_in, distinct, journey_of, today
 from .evaluate.metrics import METRICS
@@ -39,8 +40,12 @@ class Solved:
         save_with(self.sidecars, self.plan, Path(path))
 
 
-def solve(request: Request, *, on_progress: Callable[[str], None] = lambda _: None) -> Plan:
+def solve(
+    request: Request, *, on_progress: Callable[[str], None] = lambda _: None, workers: Workers | None = None
+) -> Plan:
     """The plan for a request; `on_progress` is told what begins, in a few words.
+
+    It is the same whichever `workers` compute it.
 
     Raises
     ------
@@ -49,12 +54,14 @@ def solve(request: Request, *, on_progress: Callable[[str], None] = lambda _: No
     InputError
         The trace is damaged, or lacks what the strategy needs.
     """
-    return make(request, on_progress=on_progress).plan
+    return make(request, on_progress=on_progress, workers=workers).plan
 
 
-def make(request: Request, *, on_progress: Callable[[str], None] = lambda _: None) -> Solved:
+def make(
+    request: Request, *, on_progress: Callable[[str], None] = lambda _: None, workers: Workers | None = None
+) -> Solved:
     """The plan for a request with its sidecars; parameters and errors as in `solve`."""
-    task = task_for(request, on_progress)
+    task = task_for(request, on_progress, workers)
     return task.strategy.make(task)
 
 
@@ -157,7 +164,7 @@ def contenders(task: Task, plan: Plan, sidecars: Mapping[str, bytes]) -> list[Co
     return distinct(rows)
 
 
-def task_for(request: Request, say: Callable[[str], None] = lambda _: None) -> Task:
+def task_for(request: Request, say: Callable[[str], None] = lambda _: None, workers: Workers | None = None) -> Task:
     """The task that a strategy is given, where the request goes with it; errors as in `solve`."""
     chosen = strategy(request.strategy).deciding({request.params.decides})
     previous = _previous(request)
@@ -169,7 +176,7 @@ def task_for(request: Request, say: Callable[[str], None] = lambda _: None) -> T
         raise UsageError(
             f"--dispatch {model} with --strategy {chosen.name}; expected {' or '.join(chosen.dispatch_models)}"
         )
-    task = Task(request, chosen, _base(chosen, request), model, say, previous)
+    task = Task(request, chosen, _base(chosen, request), model, say, workers, previous)
     if task.wire is not None and model != WIRED:
         raise UsageError(
             f"{task.wire} rows with --strategy {chosen.name}, under {model} dispatch; expected {WIRED}: leave out"

@@ -24,6 +24,7 @@ from ..traces.counts import Counts
 from ..traces.model import ModelSpec
 from ..traces.reader import Trace
 from ..traces.split import earliest
+from ..workers import Workers
 from .evaluate.journey import today
 from .evaluate.replay import RememberingReplay, Replay, step_loads, tallied
 from .evaluate.scene import Scene
@@ -43,6 +44,10 @@ INNER = 0.5  # of the fitted units, that decide where candidates are compared on
 PARTS = 4  # of the fitted units, three of which are much like all of them
 
 
+def silent(_: str) -> None:
+    """Tell nobody."""
+
+
 @dataclass(frozen=True)
 class Task:
     """A checked request; its files are read once, when first needed."""
@@ -55,7 +60,8 @@ class Task:
     strategy: Strategy
     base: Plan | None  #: Of `--on`: for this cluster and, once the trace is open, for its model
     dispatch_model: DispatchModel  #: As asked for, else the strategy's own
-    say: Callable[[str], None] = lambda _: None  #: Told what begins, in a few words
+    say: Callable[[str], None] = silent  #: Told what begins, in a few words
+    workers: Workers | None = None  #: Where layers and the like are solved; None: on threads of this process
     previous: Plan | None = None  #: Of `--from`, as `base`
     #: Whether a part of the fitted units decides and the rest of these judges, as where candidates are compared
     inner: bool = False
@@ -125,6 +131,11 @@ class Task:
     def _indexed(self, how: Callable[..., Index]) -> Index:
         self.say("reading the trace")
         return how(self.source, phases=self.request.phases or None)
+
+    def portable(self) -> Self:
+        """The task as workers get it: with the trace open and nothing else that was read."""
+        source = (self.request.trace, "source")
+        return dataclasses.replace(self, say=silent, workers=None, shared={source: self.source.unread()})
 
     def once(self, key: tuple[Hashable, ...], read: Callable[[], T]) -> T:
         """Figures of a trace that several tasks share."""

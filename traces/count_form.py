@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..files import atomic_directory
+from ..workers import SERIAL, Workers
 from .dataset import Dataset, form_of
-from .loads import CountRows, grouped_loads
+from .loads import CountRows, Packed, grouped_loads
+from .model import MAX_NAME
 from .part_file import PartSeries, local_directory
 from .reader import Trace, open_trace
 from .schema import KEYS, Key, Rows, TraceMeta, check_counts, count_schema, refusing
@@ -129,22 +131,43 @@ def write_counts(directory: str | os.PathLike[str], meta: TraceMeta, tables: Ite
     return tuple(target / name for name in names)
 
 
-def tabulate(trace: Trace, *, phases: Collection[str] | None = None) -> Iterator[CountTable]:
-    """The counts of a token trace by all the keys it has."""
-    keys = tuple(key for key in KEYS if key in trace.known)
-    for part in grouped_loads(trace, keys, phases=phases):
-        yield CountTable.of_groups(keys, *part)
+def meta_of_counts(trace: Trace | CountTrace) -> TraceMeta:
+    """The metadata of what is counted of a trace."""
+    recorder = f"count of {trace.meta.recorder}"[:MAX_NAME]
+    return trace.meta.model_copy(update={"form": "counts", "recorder": recorder})
 
 
-def condense(trace: CountTrace) -> Iterator[CountTable]:
-    """The tables of a trace in count form with rows of equal keys added up, as far as memory reaches."""
+def tabulate(
+    trace: Trace, *, phases: Collection[str] | None = None, may_lack: bool = False, workers: Workers = SERIAL
+) -> Iterator[CountTable]:
+    """The counts of a token trace by all the keys it has; parameters as of `grouped_loads`."""
     keys = tuple(key for key in KEYS if key in trace.known)
-    rows = CountRows(len(keys) + 1, (trace.meta.model.num_experts,))
-    for table in trace.tables():
-        columns = [getattr(table, name) for name in (*keys, "layer")]
-        for full in rows.add(np.stack(columns, axis=1).astype(np.int64), table.counts):
-            yield CountTable.of(keys, *full)
+    for part in grouped_loads(trace, keys, phases=phases, may_lack=may_lack, workers=workers):
+        if len(part.keys):
+            yield CountTable.of_groups(keys, *part)
+
+
+def condense(*traces: CountTrace, workers: Workers = SERIAL) -> Iterator[CountTable]:
+    """The tables of traces in count form, of one model and the same keys, with rows of equal keys added up.
+
+    As far as memory reaches: a row may come out again.
+    """
+    keys = tuple(key for key in KEYS if key in traces[0].known)
+    rows = CountRows(len(keys) + 1, (traces[0].meta.model.num_experts,))
+    for counted in workers.map(_condensed_run, ((run, keys) for trace in traces for run in trace.runs())):
+        for packed in counted:
+            for full in rows.add(*packed.unpacked()):
+                yield CountTable.of(keys, *full)
     yield CountTable.of(keys, *rows.taken())
+
+
+def _condensed_run(run: CountTrace, keys: Sequence[Key]) -> list[Packed]:
+    """The rows of a run of parts with rows of equal keys added up."""
+    rows, counted = CountRows(len(keys) + 1, (run.meta.model.num_experts,)), list[Packed]()
+    for table in run.tables():
+        columns = [getattr(table, name) for name in (*keys, "layer")]
+        counted += map(Packed.of, rows.add(np.stack(columns, axis=1).astype(np.int64), table.counts))
+    return [*counted, Packed.of(rows.taken())]
 
 
 def _arrow(table: CountTable, meta: TraceMeta) -> "pa.Table":

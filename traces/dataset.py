@@ -7,9 +7,9 @@ import hashlib
 import os
 import posixpath
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from ..errors import InputError, MismatchError
 from ..files import sha256_json
@@ -28,6 +28,15 @@ INSTEAD = {  # of a form that was expected, how to come by it
     "counts": "moeplan trace count makes it",
 }
 CHUNK_BYTES = 2**20  # and this much beside, for dictionaries and page headers
+RUN_VALUES = 2**26  # of a run of parts: about a second of counting
+
+
+class Stamp(NamedTuple):
+    """A part as it was when the trace was opened."""
+
+    num_rows: int
+    num_bytes: int
+    time_ns: int | None  #: When it was changed last, where the file system tells
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,7 @@ class Dataset:
     has_weights: bool  #: Whether gate weights are there
     folder: str
     filesystem: Any
+    stamps: tuple[Stamp, ...]  #: Of every part
 
     form: ClassVar[str]
 
@@ -66,28 +76,69 @@ class Dataset:
                 raise MismatchError(
                     f"{text}: {files[0]} and {name} do not belong together: {_difference(parts[0], part)}"
                 )
-        num_rows = sum(part.num_rows for part in parts)
+        stamps = tuple(part.stamp for part in parts)
+        num_rows = sum(stamp.num_rows for stamp in stamps)
         if not num_rows:
             raise InputError(f"{text}: zero rows in {len(files)} part(s); expected at least one")
         first = parts[0]
-        return cls(text, first.meta, files, unfinished, num_rows, first.known, first.has_weights, folder, filesystem)
+        known, has_weights = first.known, first.has_weights
+        return cls(text, first.meta, files, unfinished, num_rows, known, has_weights, folder, filesystem, stamps)
 
     @cached_property
     def sha256(self) -> str:
         """The hash of the trace: that of the sorted list of (file name, SHA-256)."""
-        return sha256_json(sorted([name, self._file_sha256(name)] for name in self.files))
+        return sha256_json(sorted([name, self._file_sha256(name, stamp)] for name, stamp in self._parts))
+
+    @property
+    def listing_sha256(self) -> str:
+        """The hash of the parts' names, rows and bytes, without reading them; copies of a trace have the same."""
+        return sha256_json([self.meta.to_json(), *([name, *stamp[:2]] for name, stamp in self._parts)])
+
+    @property
+    def _parts(self) -> list[tuple[str, Stamp]]:
+        return list(zip(self.files, self.stamps, strict=True))
+
+    def unread(self) -> Self:
+        """The trace without what was read of it and kept, to be sent elsewhere."""
+        return replace(self)
+
+    def runs(self) -> Iterator[Self]:
+        """The trace in runs of whole parts, each about a second's counting; which ones depends on the trace alone."""
+        most_rows = RUN_VALUES // self._row_values
+        firsts, num_rows = [0], 0
+        for number, stamp in enumerate(self.stamps):
+            if num_rows and num_rows + stamp.num_rows > most_rows:
+                firsts, num_rows = [*firsts, number], 0
+            num_rows += stamp.num_rows
+        ends = [*firsts[1:], len(self.files)]
+        for first, end in zip(firsts, ends, strict=True):  # one at a time: a run may keep its batches
+            yield self.of_parts(first, end)
+
+    def of_parts(self, first: int, end: int) -> Self:
+        """The trace of some of the parts alone, or of none."""
+        if (first, end) == (0, len(self.files)):
+            return self
+        stamps = self.stamps[first:end]
+        num_rows = sum(stamp.num_rows for stamp in stamps)
+        return replace(self, files=self.files[first:end], stamps=stamps, num_rows=num_rows)
+
+    @property
+    def _row_values(self) -> int:
+        """Values of a row, apart from its keys."""
+        model = self.meta.model
+        return model.num_layers * model.top_k if self.form == "tokens" else model.num_experts
 
     def read(self, columns: Sequence[str], row_bytes: int) -> Iterator[tuple[str, int, "pa.RecordBatch"]]:
         """Batches of these columns with the part each is from and its first row there, at most 32 MiB each."""
         import pyarrow.parquet as pq
 
         rows = max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, row_bytes)))
-        for name in self.files:
+        for name, stamp in self._parts:
             path = posixpath.join(self.folder, name)
             with refusing(path):
                 first_row = 0
                 with (
-                    self.filesystem.open_input_file(path) as stream,
+                    self._opened(path, stamp) as stream,
                     pq.ParquetFile(stream, page_checksum_verification=True) as part,
                 ):
                     for batch in part.iter_batches(rows, columns=list(columns)):
@@ -96,13 +147,25 @@ class Dataset:
                     if first_row != part.metadata.num_rows:
                         raise InputError(f"{first_row} rows, its footer says {part.metadata.num_rows}")
 
-    def _file_sha256(self, name: str) -> str:
+    def _file_sha256(self, name: str, stamp: Stamp) -> str:
         path = posixpath.join(self.folder, name)
         digest = hashlib.sha256()
-        with refusing(path), self.filesystem.open_input_stream(path) as stream:
+        with refusing(path), self._opened(path, stamp) as stream:
             while piece := stream.read(2**20):
                 digest.update(piece)
         return digest.hexdigest()
+
+    def _opened(self, path: str, stamp: Stamp) -> Any:
+        """The file of a part; InputError where it is another than when the trace was opened."""
+        stream = self.filesystem.open_input_file(path)
+        now = _state(self.filesystem, path)
+        if now != stamp[1:]:
+            stream.close()
+            raise InputError(
+                f"changed since the trace was opened ({stamp.num_bytes:,} bytes then, {now[0]:,} now); expected a trace"
+                " that nobody writes to: run again once it is whole"
+            )
+        return stream
 
 
 def form_of(path: str | os.PathLike[str]) -> str:
@@ -122,7 +185,7 @@ class _Part:
     """Footer of one part."""
 
     meta: TraceMeta
-    num_rows: int
+    stamp: Stamp
     known: frozenset[str]
     has_weights: bool
 
@@ -166,6 +229,8 @@ def _listing(path: str) -> tuple[Any, str, list[str]]:
 def _look(filesystem: Any, path: str, form: str) -> _Part:
     import pyarrow.parquet as pq
 
+    with refusing(path):
+        state = _state(filesystem, path)  # first: what replaces the file later differs
     with refusing(path), filesystem.open_input_file(path) as stream, pq.ParquetFile(stream) as part:
         meta = parse_meta(part.schema_arrow)
         if meta.form != form:
@@ -176,7 +241,13 @@ def _look(filesystem: Any, path: str, form: str) -> _Part:
         _check_columns(part.schema_arrow, expected)
         width = meta.model.top_k if form == "tokens" else meta.model.num_experts
         _check_sizes(part.metadata, width, stream.size())
-        return _Part(meta, part.metadata.num_rows, _filled(part), has_weights)
+        return _Part(meta, Stamp(part.metadata.num_rows, *state), _filled(part), has_weights)
+
+
+def _state(filesystem: Any, path: str) -> tuple[int, int | None]:
+    """The bytes of a file and when it was changed last."""
+    info = filesystem.get_file_info(path)
+    return info.size or 0, info.mtime_ns
 
 
 def _check_columns(schema: "pa.Schema", expected: "pa.Schema") -> None:

@@ -5,12 +5,14 @@ token.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
+from ..workers import SERIAL, Workers
 from .reader import Trace
 from .schema import Key, TokenBatch
 
@@ -23,6 +25,33 @@ class Keyed(NamedTuple):
 
     keys: NDArray[np.int64]
     counts: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Counts by key as they travel between processes: of few filled cells these alone, which tokens bound."""
+
+    keys: NDArray[np.int64]
+    shape: tuple[int, ...]
+    cells: NDArray[np.intp] | None  #: Places of the counts in the table, ascending; None: all
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, keyed: Keyed) -> Self:
+        """Pack counts."""
+        counts = keyed.counts.reshape(-1)
+        cells = np.flatnonzero(counts)
+        if 2 * len(cells) >= len(counts):
+            return cls(keyed.keys, keyed.counts.shape, None, counts)
+        return cls(keyed.keys, keyed.counts.shape, cells, counts[cells])
+
+    def unpacked(self) -> Keyed:
+        """The counts again."""
+        if self.cells is None:
+            return Keyed(self.keys, self.counts.reshape(self.shape))
+        counts = np.zeros(self.shape, np.int64)
+        counts.reshape(-1)[self.cells] = self.counts
+        return Keyed(self.keys, counts)
 
 
 class CountRows:
@@ -94,8 +123,13 @@ class Distinct:
             self._merge()
 
     def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def values(self) -> NDArray[np.int64]:
+        """The values, ascending."""
         self._merge()
-        return len(self._known)
+        return self._known
 
     def _merge(self) -> None:
         self._known = np.unique(np.concatenate([self._known, *self._pending]))
@@ -115,20 +149,40 @@ def distinct_rows(table_RB: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArr
     return sorted_RB[is_new_R], place_R
 
 
-def grouped_loads(trace: Trace, by: Sequence[Key], *, phases: Collection[str] | None = None) -> Iterator[Keyed]:
+def grouped_loads(
+    trace: Trace,
+    by: Sequence[Key],
+    *,
+    phases: Collection[str] | None = None,
+    may_lack: bool = False,
+    workers: Workers = SERIAL,
+) -> Iterator[Keyed]:
     """The loads of groups of tokens; whenever 64 MiB are full, what was counted comes out.
 
     The same group may come out again; its loads then add up. `by` names the columns that tell groups apart; none: all
-    are one group. UsageError where the trace lacks such a column.
+    are one group. UsageError where the trace lacks such a column, or tokens of these phases that it may not lack.
     """
     if missing := set(by) - trace.known:
         raise UsageError(f"{trace.path}: no column {', '.join(sorted(missing))} was recorded; it cannot be grouped by")
-    num_experts = trace.model.num_experts
-    rows = CountRows(len(by), (trace.model.num_layers, num_experts))
-    for batch in trace.batches(phases=phases):
-        for part in batch_loads(batch, by, num_experts, most=rows.most):
-            yield from rows.add(*part)
+    rows, is_empty = CountRows(len(by), (trace.model.num_layers, trace.model.num_experts)), True
+    for counted in workers.map(_loads_of_run, ((run, by, phases) for run in trace.runs())):
+        for packed in counted:
+            is_empty = False
+            yield from rows.add(*packed.unpacked())
+    if is_empty and not may_lack:
+        raise trace.lacking(phases)
     yield rows.taken()
+
+
+def _loads_of_run(run: Trace, by: Sequence[Key], phases: Collection[str] | None) -> list[Packed]:
+    """The loads of groups in a run of parts."""
+    num_experts = run.model.num_experts
+    rows, counted = CountRows(len(by), (run.model.num_layers, num_experts)), list[Packed]()
+    for batch in run.batches(phases=phases, may_lack=True):
+        for part in batch_loads(batch, by, num_experts, most=rows.most):
+            counted += map(Packed.of, rows.add(*part))
+    last = rows.taken()
+    return [*counted, Packed.of(last)] if len(last.keys) else counted
 
 
 def batch_loads(batch: TokenBatch, by: Sequence[Key], num_experts: int, *, most: int) -> Iterator[Keyed]:

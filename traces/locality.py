@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .information import DRAWS, Information, entropy, mutual_information
+from .loads import Keyed
 from .split import mixed
 
 MAX_SAMPLES = 1024
@@ -89,9 +90,16 @@ class SampleLoads:
             if len(self._row_of_sample) > self.most:
                 self._shrink()
 
-    def loads(self) -> NDArray[np.int64]:
-        """`[I, L, E]` of the samples kept, by ascending id."""
-        return self._table[[row for _, row in sorted(self._row_of_sample.items())]]
+    def kept(self) -> Keyed:
+        """`[I, L, E]` of the samples kept, by ascending id `[I, 1]`."""
+        rows = dict(sorted(self._row_of_sample.items()))
+        return Keyed(np.array([*rows], np.int64).reshape(-1, 1), self._table[[*rows.values()]])
+
+    def add_loads(self, loads: Keyed) -> None:
+        """Add the loads of samples that were kept elsewhere of other tokens."""
+        samples, layers = loads.keys[:, 0], np.arange(loads.counts.shape[1], dtype=np.int32)
+        counts_RE = loads.counts.reshape(-1, loads.counts.shape[2])
+        self.add(np.repeat(samples, len(layers)), np.tile(layers, len(samples)), counts_RE)
 
     def _shrink(self) -> None:
         samples = np.fromiter(self._row_of_sample, np.int64)

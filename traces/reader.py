@@ -54,6 +54,7 @@ class Trace(Dataset):
         *,
         phases: Collection[str] | None = None,
         weights: bool = False,
+        may_lack: bool = False,
     ) -> Iterator[TokenBatch]:
         """The tokens in order, a bounded batch at a time; only the columns asked for are read.
 
@@ -68,6 +69,8 @@ class Trace(Dataset):
             come out, so a split by blocks holds for one choice of phases.
         weights
             Read the gate weights too.
+        may_lack
+            Let there be no token of these phases.
 
         Raises
         ------
@@ -87,14 +90,18 @@ class Trace(Dataset):
             batches = self._read(columns, row_bytes, chosen, weights)
             if self.num_rows * row_bytes <= BATCH_BYTES:
                 batches = self._kept[tuple(columns)] = list(batches)
-        has_tokens = False
+        has_tokens = may_lack
         for batch in batches:
             chosen_batch = batch if wanted is None else batch.select(wanted[batch.phase])
             if len(chosen_batch):
                 has_tokens = True
                 yield chosen_batch
         if not has_tokens:
-            raise UsageError(f"{self.path}: no token of phase {', '.join(phases or PHASES)}")
+            raise self.lacking(phases)
+
+    def lacking(self, phases: Collection[str] | None) -> UsageError:
+        """What to raise where there is no token of these phases."""
+        return UsageError(f"{self.path}: no token of phase {', '.join(phases or PHASES)}")
 
     @cached_property
     def _kept(self) -> dict[tuple[str, ...], list[TokenBatch]]:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..workers import SERIAL, Workers
 from .count_form import CountTable, CountTrace
 from .counts import Counter, Counts
 from .information import Information, affinity_information
-from .loads import Distinct, batch_loads
+from .loads import Distinct, Packed, batch_loads
 from .locality import Locality, SampleLoads, locality
 from .reader import Trace
 from .schema import PHASES, TokenBatch
@@ -81,7 +82,7 @@ class Statistics:
         return bool(tokens >= LONG and np.median(local.index) < ALIKE and uneven)
 
 
-def describe(trace: Trace, *, coactivation: bool = False, seed: int = 0) -> Statistics:
+def describe(trace: Trace, *, coactivation: bool = False, seed: int = 0, workers: Workers = SERIAL) -> Statistics:
     """The figures of a token trace; memory grows only with the number of its samples and steps.
 
     Raises
@@ -91,16 +92,11 @@ def describe(trace: Trace, *, coactivation: bool = False, seed: int = 0) -> Stat
     UsageError
         The tables of its transitions would pass 4 GiB.
     """
-    model = trace.model
-    counter, keys = Counter(model, coactivation=coactivation), _Keys(trace)
-    phases = np.zeros(len(PHASES), np.int64)
-    for batch in trace.batches():
-        counter.add(batch)
-        phases += np.bincount(batch.phase, minlength=len(PHASES))
-        keys.add(batch)
-        if keys.samples is not None and batch.sample is not None:
-            _add_samples(keys.samples, batch, model.num_experts)
-    counts = counter.counts()
+    model, keys = trace.model, _Keys(trace)
+    counts, phases = Counter(model, coactivation=coactivation).counts(), np.zeros(len(PHASES), np.int64)
+    for _, run in workers.as_completed(_sums_of_run, ((run, coactivation) for run in trace.runs())):
+        counts, phases = counts + run.counts, phases + run.phases
+        keys.add_run(run)
     W, cells = counts.transitions.astype(np.int64, copy=False), counts.num_tokens * model.num_layers * model.top_k
     tokens = TokenStatistics(
         phase_tokens={phase: int(tokens) for phase, tokens in zip(PHASES, phases, strict=True) if tokens},
@@ -114,16 +110,60 @@ def describe(trace: Trace, *, coactivation: bool = False, seed: int = 0) -> Stat
     return keys.statistics(counts.loads, tokens, seed)
 
 
-def describe_counts(trace: CountTrace, *, seed: int = 0) -> Statistics:
+def describe_counts(trace: CountTrace, *, seed: int = 0, workers: Workers = SERIAL) -> Statistics:
     """The figures of a trace in count form; memory and errors as in `describe`."""
     model, keys = trace.meta.model, _Keys(trace)
     loads = np.zeros((model.num_layers, model.num_experts), np.int64)
-    for table in trace.tables():
+    for _, run in workers.as_completed(_sums_of_count_run, ((run,) for run in trace.runs())):
+        loads += run.loads
+        keys.add_run(run)
+    return keys.statistics(loads, None, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class _KeySums:
+    """Distinct values of key columns in a run of parts, and the loads of the samples that it looked at."""
+
+    values: Mapping[str, NDArray[np.int64]]
+    samples: Packed | None
+
+
+@dataclass(frozen=True, slots=True)
+class _TokenSums(_KeySums):
+    """Sums of a run of tokens."""
+
+    counts: Counts
+    phases: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _CountSums(_KeySums):
+    """Sums of a run of counts."""
+
+    loads: NDArray[np.int64]
+
+
+def _sums_of_run(run: Trace, coactivation: bool) -> _TokenSums:
+    counter, keys = Counter(run.model, coactivation=coactivation), _Keys(run)
+    phases = np.zeros(len(PHASES), np.int64)
+    for batch in run.batches(may_lack=True):
+        counter.add(batch)
+        phases += np.bincount(batch.phase, minlength=len(PHASES))
+        keys.add(batch)
+        if keys.samples is not None and batch.sample is not None:
+            _add_samples(keys.samples, batch, run.model.num_experts)
+    return _TokenSums(*keys.sums(), counter.counts(), phases)
+
+
+def _sums_of_count_run(run: CountTrace) -> _CountSums:
+    model, keys = run.meta.model, _Keys(run)
+    loads = np.zeros((model.num_layers, model.num_experts), np.int64)
+    for table in run.tables():
         np.add.at(loads, table.layer, table.counts)
         keys.add(table)
         if keys.samples is not None and table.sample is not None:
             keys.samples.add(table.sample, table.layer, table.counts)
-    return keys.statistics(loads, None, seed)
+    return _CountSums(*keys.sums(), loads)
 
 
 class _Keys:
@@ -131,7 +171,7 @@ class _Keys:
 
     def __init__(self, trace: Trace | CountTrace) -> None:
         self._model = model = trace.meta.model
-        self._values = {name: Distinct() for name in trace.known}
+        self._values = {name: Distinct() for name in sorted(trace.known)}
         self.samples = SampleLoads(model.num_layers, model.num_experts) if "sample" in trace.known else None
 
     def add(self, source: TokenBatch | CountTable) -> None:
@@ -139,9 +179,23 @@ class _Keys:
         for name, values in self._values.items():
             values.add(getattr(source, name))
 
+    def sums(self) -> tuple[Mapping[str, NDArray[np.int64]], Packed | None]:
+        """What was noted, as `_KeySums` has it."""
+        samples = None if self.samples is None else Packed.of(self.samples.kept())
+        return {name: values.values for name, values in self._values.items()}, samples
+
+    def add_run(self, run: _KeySums) -> None:
+        """Note what was noted of a run of parts."""
+        for name, values in run.values.items():
+            if len(values):
+                self._values[name].add(values)
+        if self.samples is not None and run.samples is not None:
+            self.samples.add_loads(run.samples.unpacked())
+
     def statistics(self, loads: NDArray[np.int64], tokens: TokenStatistics | None, seed: int) -> Statistics:
         """Collect all figures."""
         number = {name: len(values) for name, values in self._values.items()}
+        samples = None if self.samples is None else self.samples.kept().counts
         return Statistics(
             num_samples=number.get("sample"),
             num_steps=number.get("step"),
@@ -150,7 +204,7 @@ class _Keys:
             skew=_share(loads.max(1) * self._model.num_experts, loads.sum(1)),
             gini=gini(loads),
             gini_by_chance=gini_by_chance(loads),
-            locality=None if self.samples is None else locality(self.samples.loads(), self._model.top_k, seed=seed),
+            locality=None if samples is None else locality(samples, self._model.top_k, seed=seed),
             tokens=tokens,
             seed=seed,
         )

@@ -37,7 +37,7 @@ def _rows(tokens: int) -> Iterator[Row]:
         trace = Path(folder) / "trace"
         _write(trace, tokens)
         for name, args in (("info", ()), ("count", ("-o", str(Path(folder) / "counts")))):
-            wall_s, cpu_s, peak = _command("trace", name, str(trace), *args)
+            wall_s, cpu_s, peak = _command("trace", name, str(trace), "--workers", "1", *args)
             assert peak <= MAX_BYTES, f"peak memory {peak / 1e9:.2f} GB; expected at most {MAX_BYTES / 1e9}"
             yield Row(
                 f"{tokens:,} tokens", f"trace {name}", quality=cpu_s / tokens * 1e9, seconds=cpu_s,

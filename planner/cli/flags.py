@@ -44,6 +44,10 @@ Waterfill = Annotated[
 ]
 
 
+WORKERS = "Where tasks run: auto (processes of this machine), a number of them, ray, ray://HEAD:PORT, dask://HOST:PORT."
+WorkersText = Annotated[str, typer.Option("--workers", help=WORKERS, metavar="WORKERS")]
+
+
 def phases(words: list[PhaseWord] | None) -> tuple[Any, ...]:
     """Phases as the planner has them."""
     return tuple(word.value for word in words or ())

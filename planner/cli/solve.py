@@ -18,6 +18,7 @@ from .flags import (
     TokensPerStep,
     Verbose,
     Waterfill,
+    WorkersText,
     optional,
     phases,
     with_strategy_flags,
@@ -54,6 +55,7 @@ def solve(
     concurrency: Concurrency = None,
     samples_per_step: SamplesPerStep = None,
     seed: Annotated[int, typer.Option(help="Seed of split, search and intervals.")] = 0,
+    workers: WorkersText = "auto",
     learning_curve: Annotated[
         bool, typer.Option("--learning-curve", help="exflow: instead of a plan, its gain by fit tokens; -o PAGE.html.")
     ] = False,
@@ -101,20 +103,21 @@ def solve(
         **flags,
     )
     if learning_curve:
-        _show_curve(request, output, as_json=as_json)
+        _show_curve(request, output, workers, as_json=as_json)
     else:
-        _write_plan(request, output or Path("plan.json"), verbose=verbose, as_json=as_json)
+        _write_plan(request, output or Path("plan.json"), workers, verbose=verbose, as_json=as_json)
 
 
-def _write_plan(request: "Request", path: Path, *, verbose: bool, as_json: bool) -> None:
+def _write_plan(request: "Request", path: Path, workers: str, *, verbose: bool, as_json: bool) -> None:
     from ...files import check_target
+    from ...workers import opened
     from ..report.plan import solve_report
     from ..solve import make
 
     check_target(path)
     replaced = path.exists()
-    with progress() as say:
-        solved = make(request, on_progress=say)
+    with progress() as say, opened(workers) as there:
+        solved = make(request, on_progress=say, workers=there)
     solved.save(path)
     if as_json:
         print_json({"plan": str(path)} | solved.plan.model_dump(mode="json", exclude={"decisions"}))
@@ -124,14 +127,15 @@ def _write_plan(request: "Request", path: Path, *, verbose: bool, as_json: bool)
         end_interrupted(f"{path} holds the best found until then")
 
 
-def _show_curve(request: "Request", page: Path | None, *, as_json: bool) -> None:
+def _show_curve(request: "Request", page: Path | None, workers: str, *, as_json: bool) -> None:
+    from ...workers import opened
     from ..document import check_page
     from ..learning_curve import as_dict, curve_report, learning_curve, write_curve
 
     if page is not None:
         check_page(page, " with --learning-curve; it writes no plan, expected a page")
-    with progress() as say:
-        curve = learning_curve(request, on_progress=say)
+    with progress() as say, opened(workers) as there:
+        curve = learning_curve(request, on_progress=say, workers=there)
     if page is not None:
         write_curve(curve, page)
     if as_json:

@@ -8,7 +8,7 @@ import typer
 from ...errors import UsageError
 from ..request import Phase
 from .commands import LazyGroup
-from .flags import Json, Phases, optional, phases
+from .flags import Json, Phases, WorkersText, optional, phases
 from .screen import console, print_json, progress
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def info(
     trace: Annotated[str, typer.Argument(help="The trace: a directory, a file or a URI.")] = "traces",
     plot: Annotated[Path | None, optional("Also draw it, as a page that needs no network.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the shuffles that give chance levels.", min=0)] = 0,
+    workers: WorkersText = "auto",
     as_json: Json = False,
 ) -> None:
     """Print what a trace holds: tokens, samples, phases, and by layer skew, affinity to the next, and locality.
@@ -125,15 +126,16 @@ def info(
     """
     from ...traces.count_form import CountTrace, open_any
     from ...traces.statistics import describe, describe_counts
+    from ...workers import opened as opened_workers
     from ..report.trace import statistics_json, trace_report, write_trace_page
 
     opened = open_any(trace)
-    with progress() as say:
+    with progress() as say, opened_workers(workers) as there:
         say("reading the trace")
         if isinstance(opened, CountTrace):
-            statistics = describe_counts(opened, seed=seed)
+            statistics = describe_counts(opened, seed=seed, workers=there)
         else:
-            statistics = describe(opened, coactivation=plot is not None, seed=seed)
+            statistics = describe(opened, coactivation=plot is not None, seed=seed, workers=there)
         if plot is not None:
             say("drawing")
             write_trace_page(opened, statistics, plot)
@@ -146,38 +148,60 @@ def info(
 
 
 def count(
-    trace: Annotated[str, typer.Argument(help="The trace: a directory, a file or a URI.")],
+    trace: Annotated[str, typer.Argument(help="The trace: a directory, a file or a URI; or a directory of shards.")],
     output: Annotated[str, typer.Option("-o", "--output", help="Where the counts go: a directory.")],
     phase: Phases = None,
+    workers: WorkersText = "auto",
+    shard: Annotated[
+        bool, typer.Option("--shard", help="Under srun: count this process's share, into a shard.")
+    ] = False,
+    shard_of: Annotated[str | None, optional("The same without srun: share K of N, from 0/N.", metavar="K/N")] = None,
     as_json: Json = False,
 ) -> None:
     """Reduce a trace to its count form: tokens per expert, by step, sample and source rank.
 
-    Of a trace in count form it adds up the rows that agree in all of these.
+    Of a trace in count form, and of shards, it adds up the rows that agree in all of these.
 
     \b
     Example:
       moeplan trace count traces -o counts
+      srun -n 64 moeplan trace count traces --shard -o shards
+      moeplan trace count shards -o counts
     """
-    from ...traces.count_form import CountTrace, condense, open_any, tabulate, write_counts
-    from ...traces.model import MAX_NAME
+    from ...traces.count_form import CountTrace, condense, meta_of_counts, open_any, tabulate, write_counts
+    from ...traces.reader import Trace
+    from ...traces.shards import Shard, is_sharded, read_shards, write_shard
+    from ...workers import opened as opened_workers
 
-    opened = open_any(trace)
-    if isinstance(opened, CountTrace) and phase:
+    chosen = Shard.parse(shard_of) if shard_of else Shard.of_slurm() if shard else None
+    whole = None if is_sharded(trace) else open_any(trace)
+    counts = read_shards(trace) if whole is None else [whole] if isinstance(whole, CountTrace) else []
+    if counts and phase:
         raise UsageError(f"{trace}: counts do not say the phase of their tokens; leave --phase out")
-    with progress() as say:
+    if counts and chosen:
+        raise UsageError(f"{trace}: counts already; expected a trace of tokens, or no --shard")
+    with progress() as say, opened_workers(workers) as there:
         say("counting")
-        recorder = f"count of {opened.meta.recorder}"[:MAX_NAME]
-        meta = opened.meta.model_copy(update={"form": "counts", "recorder": recorder})
-        tables = condense(opened) if isinstance(opened, CountTrace) else tabulate(opened, phases=phases(phase) or None)
-        parts = write_counts(output, meta, tables)
-    keys = sorted(opened.known)
+        if not isinstance(whole, Trace):
+            meta = counts[0].meta if whole is None else meta_of_counts(whole)
+            parts = write_counts(output, meta, condense(*counts, workers=there))
+            num_rows = sum(one.num_rows for one in counts)
+        elif chosen is None:
+            tables = tabulate(whole, phases=phases(phase) or None, workers=there)
+            parts, num_rows = write_counts(output, meta_of_counts(whole), tables), whole.num_rows
+        else:
+            part, parts = write_shard(whole, chosen, output, phases=phases(phase) or None, workers=there)
+            num_rows = part.num_rows
+    keys = sorted((whole or counts[0]).known)
     if as_json:
         print_json({"counts": output, "parts": len(parts), "by": keys})
-    else:
-        rows = "rows of counts" if isinstance(opened, CountTrace) else "tokens"
-        print(f"counted   {opened.num_rows:,} {rows} by {', '.join(keys) or 'layer only'}")
+        return
+    what = "rows of counts" if counts else "tokens"
+    print(f"counted   {num_rows:,} {what} by {', '.join(keys) or 'layer only'}")
+    if chosen is None:
         print(f"wrote     {output}    next: moeplan solve --trace {output}")
+    else:
+        print(f"wrote     {output}    once all {chosen.count} shards are there: moeplan trace count {output} -o counts")
 
 
 def example(

@@ -19,6 +19,7 @@ from ...solvers.arrays import Floats, Ints
 from ...solvers.placement import Placement
 from ...traces.count_form import CountTrace
 from ...traces.reader import Trace
+from ...workers import Workers
 
 if TYPE_CHECKING:
     from ...solvers.flexmoe import Costs, Decide, Run, Split
@@ -49,14 +50,16 @@ class Following:
     record_steps: int = 1  #: Steps that a recorded one stands for
     horizon_steps: float = 100.0  #: Over which a change must pay
     quantile: float = 0.0  #: Of steps, by which it must; 0: their mean
+    workers: Workers | None = None  #: What replays the layers
     _known: "dict[bytes, Run]" = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, decision: RebalancingDecision) -> Self:
+    def of(cls, decision: RebalancingDecision, workers: Workers | None = None) -> Self:
         """The rule of a plan."""
         decide, costs = policy_of(decision)
         split: Split = "capacity" if decision.method == "paper" else "quota"
-        return cls(decide, costs, split, decision.record_steps, decision.horizon_steps, decision.quantile or 0.0)
+        quantile = decision.quantile or 0.0
+        return cls(decide, costs, split, decision.record_steps, decision.horizon_steps, quantile, workers)
 
     def run(self, pairs: NDArray[np.integer], placement: Placement, group: int) -> "Run":
         """The run on the pairs of a part's steps, in their order, from a placement on, `[B, L, E, D]`."""
@@ -77,6 +80,7 @@ class Following:
                 split=self.split,
                 horizon=self.horizon_steps,
                 quantile=self.quantile,
+                workers=self.workers,
             )
         return self._known[key]
 

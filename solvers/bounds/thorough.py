@@ -6,7 +6,6 @@ Legend: L MoE layers; E experts per layer; D devices (or nodes), S slots of each
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...workers import num_threads
 from ..arrays import Floats, Ints
 from .pairs import KeptBound, kept_bound
 from .triples import Evaluation, Triples
@@ -69,7 +69,7 @@ def thorough_bound(
     if reason := _beyond(weights_LEE, slots):
         return ThoroughBound(simple.value, simple.kinds, reason=reason)
     interrupted = False
-    with ThreadPoolExecutor(os.cpu_count()) as executor:
+    with ThreadPoolExecutor(num_threads()) as executor:
         triples = Triples(weights_LEE, int(slots[0]), executor)
         descent = _Descent(triples, simple.value, kept, deadline + triples.compile())
         try:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...errors import UsageError
+from ...workers import Workers
 from ..arrays import Bools, Floats, Ints
 from ..balance import balance, device_loads, splits_steps, step_balance
 from ..compiled import seconds_to_compile
@@ -53,20 +54,20 @@ class Layers:
         """The best way to deal groups to nodes; None where they need not be kept, or there are too many ways."""
         return None if self.groups is None else dealt_best(self.loads, self.slots, *self.groups.shape[1:])
 
-    def refined(self, placement: Placement, deal: Deal | None) -> Placement:
+    def refined(self, placement: Placement, deal: Deal | None, workers: Workers | None = None) -> Placement:
         """A placement that no layer of the published one is better than."""
         found, num_nodes = self._refined(placement, deal), 1 if self.groups is None else self.groups.shape[1]
         if splits_steps(found):
             steps_BLE = self.loads[None] if self.steps is None else self.steps
-            return split_refined(steps_BLE, [placement, found], self.pinned, num_nodes)
+            return split_refined(steps_BLE, [placement, found], self.pinned, num_nodes, workers)
         if self.steps is None:
             return found
-        return step_refined(self.steps, [placement, found], self.pinned, num_nodes, self.quantile)
+        return step_refined(self.steps, [placement, found], self.pinned, num_nodes, self.quantile, workers)
 
-    def robust(self, placement: Placement, deal: Deal | None) -> Placement:
+    def robust(self, placement: Placement, deal: Deal | None, workers: Workers | None = None) -> Placement:
         """A placement refined for the steps and for means of steps resampled from them."""
         assert self.steps is not None
-        return replace(self, steps=with_resampled(self.steps)).refined(placement, deal)
+        return replace(self, steps=with_resampled(self.steps)).refined(placement, deal, workers)
 
     def value(self, placement: Placement) -> float:
         """Objective of a placement; less is better."""

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
+from ...workers import Workers
 from ..arrays import Floats, Ints, checked_counts
 from ..outcome import ROUNDING, Objective, Outcome, PlacementResult
 from ..placement import BY_STEP, Groups, Placement, ReplicaRule, spread
@@ -34,6 +35,7 @@ def solve(
     pins: Collection[tuple[int, int]] = (),
     quantile: float | None = None,
     replica_rule: ReplicaRule = ReplicaRule.EVEN,
+    workers: Workers | None = None,
 ) -> PlacementResult:
     """The placement of EPLB, repaired where it would put an expert twice on a device, and refined.
 
@@ -62,6 +64,8 @@ def solve(
         Rule by which tokens choose replicas. nearest: every node holds every expert, so that no token leaves its node,
         and all nodes are placed alike, for sources that send alike. quota, lp: each step is split so that its busiest
         device holds as little as can be (`step_split`), and the placement is refined for that.
+    workers
+        What refines the layers; None: threads. The placement is the same whichever do.
 
     Returns
     -------
@@ -96,7 +100,7 @@ def solve(
     if replica_rule is ReplicaRule.NEAREST:
         if dead or pins or groups == "whole":
             raise UsageError("replica rule nearest with dead devices, pins or whole groups; expected all nodes alike")
-        return _on_every_node(loads, cluster, slots_D, method, quantile)
+        return _on_every_node(loads, cluster, slots_D, method, quantile, workers)
     if replica_rule in BY_STEP and quantile is not None:
         raise UsageError(f"a quantile of steps with the replica rule {replica_rule}; expected their mean")
     pinned_DE = pinned(pins, loads_BLE.shape[-1], slots_D)
@@ -110,13 +114,13 @@ def solve(
     placement, repaired = layers.published()
     deal = None if method == "published" else layers.dealt()
     if method != "published":
-        placement = (layers.robust if method == "robust" else layers.refined)(placement, deal)
+        placement = (layers.robust if method == "robust" else layers.refined)(placement, deal, workers)
     outcome = _outcome(layers, placement, layers.bound(deal), started)
     return PlacementResult(spread(placement, size), dataclasses.replace(outcome, compiled_s=compiled_s), repaired)
 
 
 def _on_every_node(
-    loads: ArrayLike, cluster: Cluster, slots: Ints, method: Method, quantile: float | None
+    loads: ArrayLike, cluster: Cluster, slots: Ints, method: Method, quantile: float | None, workers: Workers | None
 ) -> PlacementResult:
     """The placement of one node with all experts in its slots, of `[D]`, on every node."""
     num_nodes, group, num_experts = cluster.num_nodes, cluster.devices_per_node, np.shape(loads)[-1]
@@ -127,7 +131,7 @@ def _on_every_node(
             f"replica rule nearest: {held} slots per node for {num_experts} experts; expected at least"
             f" {-(-num_experts // group)} per device (--slots)"
         )
-    one = solve(loads, Cluster(1, group), slots=int(slots[0]), method=method, quantile=quantile)
+    one = solve(loads, Cluster(1, group), slots=int(slots[0]), method=method, quantile=quantile, workers=workers)
     alone = one.placement
     table_LP = np.tile(alone.physical_to_logical, num_nodes)
     everywhere = Placement(table_LP, np.tile(alone.slots, num_nodes), num_experts, ReplicaRule.NEAREST)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from ...workers import num_threads
 from ..arrays import Ints
 from ..moves import best_labels
 from .budget import PER_STEEP, WIDEST, Budget, Cooling, block_work, naming_work
@@ -160,7 +161,7 @@ class _Rounds:
         if work <= 0 or budget.late:
             return []
         seconds = max(budget.remaining_s, 1e-9) * math.sqrt(work / budget.left)
-        with ThreadPoolExecutor(WORKERS) as pool:
+        with ThreadPoolExecutor(min(WORKERS, num_threads())) as pool:
             try:
                 futures = [pool.submit(self._cool, i, cooling, work, seconds, stop) for i in range(WORKERS)]
                 layouts, spent = zip(*(future.result() for future in futures), strict=True)

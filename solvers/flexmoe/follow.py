@@ -3,16 +3,15 @@
 Legend: R records; L MoE layers; M micro-batches of a step; E experts; D devices in nodes of G, S slots of each.
 """
 
-import os
 import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import numpy as np
 
+from ...workers import Workers, given
 from ..arrays import Bools, Floats, Ints
 from ..placement import DEALS
 from .costs import Costs
@@ -122,6 +121,7 @@ def follow(
     split: Split = "quota",
     horizon: float = 100.0,
     quantile: float = 0.0,
+    workers: Workers | None = None,
 ) -> Run:
     """Replay records under placements that a rule changes between them.
 
@@ -144,14 +144,16 @@ def follow(
         Steps over which `Change.saved_s` is told.
     quantile
         Of records' seconds, by which it is told what a change saves; 0: their mean.
+    workers
+        What replays the layers; None: threads. The run is the same whichever do, but for its `planning_s`.
     """
     rule = DEALS.index(split)
-    runs = [
+    layers = (
         _Layer(layer, np.ascontiguousarray(records[:, layer]), costs, group, steps, rule, horizon, quantile)
         for layer in range(records.shape[1])
-    ]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # compiled code lets others run
-        list(pool.map(_Layer.replay, runs, start, [decide] * len(runs)))
+    )
+    with given(workers) as there:
+        runs = [*there.map(_replayed, ((layer, start[layer.layer], decide) for layer in layers))]
     starts = sorted({0, *(record for run in runs for record in run.tables)})
     tables = np.array([[run.table_at(record) for run in runs] for record in starts])
     return Run(
@@ -258,6 +260,12 @@ class _Layer:
             old, new = self.table_at(change.record - 1), self.tables[change.record]
             saved_s = self._saved(self.records[held.start : held.stop], old, new)
             self.changes[i] = replace(change, saved_s=saved_s, records=len(held))
+
+
+def _replayed(layer: _Layer, start: Ints, decide: Decide) -> _Layer:
+    """The run of a layer, without the records that it was of."""
+    layer.replay(start, decide)
+    return replace(layer, records=layer.records[:0])
 
 
 def step_seconds(batches: Ints, table: Ints, costs: Costs, group: int, rule: int = 0) -> float:

@@ -13,6 +13,7 @@ from moeplan.planner.learning_curve import LearningCurve, Point, as_dict, curve_
 from moeplan.planner.request import Request
 from moeplan.planner.solve import solve
 from moeplan.runtime.plan import Metric
+from moeplan.workers import opened
 from tests.planner.makers import judged, pictures_in, request, screen
 
 CURVE = "moeplan.planner.learning_curve"
@@ -55,6 +56,11 @@ def test_sizes_double_up_to_all_fitted_samples_and_the_last_gain_is_the_plans(tr
     assert [one.num_subsets for one in curve.points] == [3] * (len(units) - 1) + [1]
     assert curve.points[-1].gain.value == copies["contiguous/coherent"] - copies["plan/coherent"]
     assert curve.num_capped == 0
+
+
+def test_the_curve_is_the_same_where_processes_solve(trace: Any, curve: LearningCurve) -> None:
+    with opened("2") as workers:
+        assert learning_curve(for_sweeps(trace), workers=workers) == curve
 
 
 def test_more_tokens_gain_more_on_samples_that_were_not_seen(curve: LearningCurve) -> None:

@@ -218,8 +218,8 @@ def test_kept_samples_keep_all_their_loads_however_they_come(monkeypatch: pytest
         rows = slice(first, first + 70)
         found.add(sample_R[rows], layer_R[rows], counts_RE[rows])
     kept = [sample for sample in np.unique(sample_R) if found.keeps(np.array([sample]))[0]]
-    assert len(kept) == len(found.loads()) == 10
-    for sample, loads in zip(kept, found.loads(), strict=True):
+    assert len(kept) == len(found.kept().counts) == 10
+    for sample, loads in zip(kept, found.kept().counts, strict=True):
         for layer in range(2):
             rows_of = (sample_R == sample) & (layer_R == layer)
             assert loads[layer].tolist() == counts_RE[rows_of].sum(0).tolist()

@@ -7,7 +7,6 @@ Legend: B steps; L MoE layers, or those that a candidate is tried on; E experts;
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -58,6 +57,7 @@ def solved(name: By, loads: Ints, task: Task, slots: Ints) -> PlacementResult:
         pins=params.pins,
         quantile=params.quantile,
         replica_rule=ReplicaRule(params.replica_rule),
+        workers=task.workers,
     )
 
 
@@ -114,14 +114,10 @@ def _judged(by: By, task: Task, slots: Ints) -> Floats:
     balance_PL = np.full((num_parts, num_layers), np.nan)
     layers_P = [slice(part * stride // num_parts, None, stride) for part in range(num_parts)]
 
-    def judged(sides: tuple[Weighted, Weighted]) -> Floats:
-        seen, unseen = sides
-        return _mean_balance(unseen, solved(by, loads_by(by, seen), task, slots).placement)
-
-    sides_P = [left_out(task, part, layers) for part, layers in enumerate(layers_P)]
-    with ThreadPoolExecutor(num_parts) as pool:
-        for part, (layers, balance_L) in enumerate(zip(layers_P, pool.map(judged, sides_P), strict=True)):
-            balance_PL[part, layers] = balance_L
+    for part, layers in enumerate(layers_P):
+        seen, unseen = left_out(task, part, layers)
+        placement = solved(by, loads_by(by, seen), task, slots).placement
+        balance_PL[part, layers] = _mean_balance(unseen, placement)
     return balance_PL
 
 

@@ -42,9 +42,9 @@ def rules_of(task: Task, decision: RebalancingDecision) -> dict[str, Following]:
         if decision.method == "paper":
             del rules["paper"]
         _, costs = policy_of(decision)
-        settings = decision.record_steps, decision.horizon_steps, decision.quantile or 0.0
+        settings = decision.record_steps, decision.horizon_steps, decision.quantile or 0.0, task.workers
         task.shared[key] = {
-            PLAN: Following.of(decision),
+            PLAN: Following.of(decision, task.workers),
             **{name: Following(rule, costs, split, *settings) for name, (rule, split) in rules.items()},
         }
     known: dict[str, Following] = task.shared[key]

@@ -20,6 +20,7 @@ from ....solvers.flexmoe import Costs, Paper, Policy, initial
 from ....solvers.flexmoe.initial import BALANCE_ALONE, DEEP
 from ....solvers.outcome import ROUNDING, Objective, Outcome, Status
 from ....solvers.placement import Placement, ReplicaRule, slots_for
+from ....workers import Workers
 from ...evaluate.choosers import step_pairs
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.metrics import BALANCE
@@ -205,11 +206,11 @@ class _Candidate:
         tables = filled(tables, window.sum(axis=(0, 3)), group)
         return Placement.from_sets(tables.tolist(), window.shape[2], ReplicaRule.QUOTA)
 
-    def figure(self, pairs: Pairs, group: int, record_steps: int) -> float:
+    def figure(self, pairs: Pairs, group: int, record_steps: int, workers: Workers | None) -> float:
         """Seconds of a layer, or max/mean load, on steps after the first few, for which it places."""
         placement = self.placement(pairs[:START], group)
         later = pairs[START:] if len(pairs) > START else pairs
-        run = Following.of(self.decision(placement, record_steps)).run(later, placement, group)
+        run = Following.of(self.decision(placement, record_steps), workers).run(later, placement, group)
         return run.over_steps(decides(timed=self.timed), self.quantile) + (self.fixed_s or 0.0)
 
 
@@ -232,7 +233,7 @@ def _chosen(task: Task, params: FlexmoeParams, pairs: Pairs) -> tuple[_Candidate
         for candidate in candidates:
             if candidate.name not in tried:
                 task.say(f"trying {candidate.name} on the fitted steps")
-                tried[candidate.name] = candidate.figure(some, group, record_steps)
+                tried[candidate.name] = candidate.figure(some, group, record_steps, task.workers)
         return min(candidates, key=lambda candidate: tried[candidate.name])
 
     usual = USUAL if USUAL in horizons else horizons[0]

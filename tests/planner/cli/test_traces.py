@@ -175,3 +175,18 @@ def test_info_names_a_recording_that_looks_like_one_of_random_tokens(info: Any, 
     assert "If the prompts were made up, record real ones." in words
     assert f"median Gini {np.median(told['gini']):.2f}; by chance {np.median(told['gini_by_chance']):.2f}" in words
     assert "random?" not in plain
+
+
+def test_processes_of_srun_count_shards_that_count_sums(moeplan: Any, refuse: Any, info: Any, tmp_path: Path) -> None:
+    moeplan("trace", "example", "gpt-oss-20b", cwd=tmp_path)
+    shard = "trace", "count", "traces", "--shard", "-o", "shards"
+    printed = [moeplan(*shard, cwd=tmp_path, SLURM_PROCID=str(n), SLURM_NTASKS="2").stdout for n in range(2)]
+    assert printed[1].endswith("once all 2 shards are there: moeplan trace count shards -o counts\n")
+    assert "counted   0 tokens" in printed[0]  # there is one part
+    moeplan("trace", "count", "shards", "-o", "counts", "--workers", "2", cwd=tmp_path)
+    moeplan("trace", "count", "traces", "-o", "alone", cwd=tmp_path)
+    counts, alone = (next((tmp_path / name).iterdir()).read_bytes() for name in ("counts", "alone"))
+    assert counts == alone
+    refuse(*shard, cwd=tmp_path, code=2, words="--shard without SLURM_PROCID")
+    refuse("trace", "count", "counts", "--shard-of", "0/2", "-o", "x", cwd=tmp_path, code=2, words="counts already")
+    refuse("trace", "info", "--workers", "many", cwd=tmp_path, code=2, words="expected auto, a number of processes")

@@ -1,0 +1,400 @@
+"""Tasks give the same wherever they run: here, in processes, on a real local Ray and on a real local Dask.
+
+And the commands of docs/scale.md run as they stand. One file: its tests run one after another, under one Ray.
+"""
+
+import contextlib
+import importlib.util
+import os
+import pickle
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from moeplan import workers as module
+from moeplan.errors import InputError, RankError, UsageError
+from moeplan.profilers.cluster import Cluster
+from moeplan.solvers import eplb
+from moeplan.solvers.flexmoe import Policy, follow
+from moeplan.traces import dataset
+from moeplan.traces.count_form import condense, read_counts, tabulate, write_counts
+from moeplan.traces.reader import Trace, open_trace
+from moeplan.traces.statistics import describe, describe_counts
+from moeplan.traces.writer import TraceWriter
+from moeplan.workers import SERIAL, Workers, opened
+from tests import workers_cases as cases
+from tests.solvers.flexmoe.layers import COSTS
+from tests.traces.builders import COUNTS_META, META, make_batch
+
+ROOT = Path(__file__).parents[1]
+WAYS = ("1", "2", "auto", "ray", "dask")
+
+
+def wanted(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: pip install 'moeplan[{package.replace('distributed', 'dask')}]'")
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[None]:
+    """A Ray that runs on this machine, which `ray` joins."""
+    wanted("ray")
+    import ray
+
+    paths = {"PYTHONPATH": str(ROOT)}
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": paths})
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def dask() -> Iterator[str]:
+    """A scheduler of Dask with two workers on this machine."""
+    wanted("distributed")
+    from distributed import LocalCluster
+
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:  # type: ignore[no-untyped-call]
+        yield cluster.scheduler_address.replace("tcp://", "dask://")
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def there(request: pytest.FixtureRequest) -> Iterator[Workers]:
+    """Workers of every kind."""
+    with opened(spec_of(request.param, request)) as workers:
+        yield workers
+
+
+def spec_of(way: str, request: pytest.FixtureRequest) -> str:
+    if way == "ray":
+        request.getfixturevalue("ray")
+    return str(request.getfixturevalue("dask")) if way == "dask" else way
+
+
+@pytest.fixture
+def in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
+    """A trace of twelve parts, each a run of its own."""
+    monkeypatch.setattr(dataset, "RUN_VALUES", 1)
+    return written(tmp_path / "traces")
+
+
+def written(folder: Path) -> Trace:
+    with TraceWriter(folder, META) as writer:
+        for seed in range(12):
+            writer.append(make_batch(300 + seed, seed=seed, known=("step", "sample", "source_rank")))
+            writer.flush()
+    return open_trace(folder)
+
+
+# The page, before a Ray runs that its commands would join
+
+PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+PACKAGES = {"Ray, beside vLLM or verl": "ray", "Dask": "distributed"}
+PYTHON = shlex.quote(sys.executable)
+COMMANDS = {  # scripts of a virtual environment break when it is moved
+    "moeplan": f'exec {PYTHON} -I -m moeplan.planner.cli "$@"',
+    "dask": f'exec {PYTHON} -m dask "$@"',
+    # What srun does, for -n N COMMAND: N processes at once, each told its number.
+    "srun": 'shift; N=$1; shift; for i in $(seq 0 $((N - 1))); do SLURM_PROCID=$i SLURM_NTASKS=$N "$@" & done; wait',
+}
+
+
+def sections() -> dict[str, str]:
+    """The commands of each section that can be run here, as one script."""
+    found = {}
+    for title, text in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE):
+        blocks = re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        if script := "".join(block for block in blocks if not block.startswith("pip")):
+            found[title] = script
+    return found
+
+
+@pytest.mark.parametrize("title", sections())
+def test_the_commands_of_a_section_give_the_counts_of_one_process(title: str, tmp_path: Path) -> None:
+    if title in PACKAGES:
+        wanted(PACKAGES[title])
+    places = tmp_path / "bin"
+    places.mkdir()
+    for name, line in COMMANDS.items():
+        (places / name).write_text(f"#!/bin/bash\n{line}\n")
+        (places / name).chmod(0o755)
+    env = os.environ | {"PATH": f"{places}:{os.environ['PATH']}", "COLUMNS": "100"}
+    with (tmp_path / "said").open("w+") as said:
+        script = ["bash", "-ec", sections()[title]]
+        process = subprocess.Popen(script, cwd=tmp_path, env=env, stdout=said, stderr=said, start_new_session=True)
+        try:
+            code = process.wait(timeout=120)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what stays in the background
+        said.seek(0)
+        assert code == 0, said.read()
+    alone = [str(places / "moeplan"), *["trace", "count", "traces", "-o", "alone", "--workers", "1"]]
+    subprocess.run(alone, cwd=tmp_path, check=True, capture_output=True)
+    parts = [[path.read_bytes() for path in sorted((tmp_path / name).iterdir())] for name in ("counts", "alone")]
+    assert parts[0] == parts[1]
+
+
+def test_every_scheduler_of_the_page_is_run() -> None:
+    assert [*sections()] == ["One machine", "SLURM", *PACKAGES]
+
+
+# The contract
+
+
+def test_results_come_by_their_number_and_in_order_where_asked(there: Workers) -> None:
+    rows = [(number,) for number in range(1, 12)]
+    assert dict(there.as_completed(cases.doubled, rows)) == {number: 2 * number + 2 for number in range(11)}
+    assert list(there.map(cases.doubled, rows)) == [2 * number for (number,) in rows]
+    assert there.submit(cases.doubled, 4).result() == 8
+
+
+def test_what_a_task_raises_is_raised_where_its_result_is_asked_for(there: Workers) -> None:
+    with pytest.raises(InputError, match=r"^part 3: damaged$"):
+        there.submit(cases.refusing, 3).result()
+    with pytest.raises(ZeroDivisionError, match="bug 1"):
+        list(there.map(cases.broken, [(1,), (2,)]))
+
+
+def test_a_value_that_was_sent_to_all_is_itself_among_the_arguments(there: Workers) -> None:
+    value = there.broadcast(b"x" * 1_000_000)
+    assert list(there.map(cases.length, [(value, number) for number in range(5)])) == [1_000_000 + n for n in range(5)]
+
+
+@pytest.mark.parametrize("way", ["2", "ray", "dask"])
+def test_inside_a_worker_auto_is_serial_and_there_is_one_thread(way: str, request: pytest.FixtureRequest) -> None:
+    with opened(spec_of(way, request)) as workers:
+        assert workers.submit(cases.place).result() == ("Serial", 1, "1")
+    assert module.num_threads() == len(os.sched_getaffinity(0))
+
+
+def test_auto_does_little_work_here_and_more_in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "num_threads", lambda: 2)
+    monkeypatch.setattr(module, "HERE_S", 0.05)
+    with opened("auto") as workers:
+        pids = list(workers.map(os.getpid, [()] * 3))
+        workers.submit(time.sleep, 0.06).result()
+        pids += workers.map(os.getpid, [()] * 3)
+    assert pids[:3] == [os.getpid()] * 3
+    assert os.getpid() not in pids[3:]
+
+
+# The same bytes
+
+
+def counted(trace: Trace, workers: Workers, folder: Path) -> list[bytes]:
+    """The files of a trace's counts, those of the phase that is in some of them alone, and of the counts' counts."""
+    tables = (tabulate(trace, workers=workers), tabulate(trace, phases=["train"], workers=workers))
+    parts = [write_counts(folder / str(number), COUNTS_META, table) for number, table in enumerate(tables)]
+    again = condense(*[read_counts(folder / "0")] * 2, workers=workers)
+    parts.append(write_counts(folder / "again", COUNTS_META, again))
+    return [path.read_bytes() for names in parts for path in names]
+
+
+def test_counts_are_the_same_bytes_wherever_parts_are_counted(in_parts: Trace, there: Workers, tmp_path: Path) -> None:
+    assert len([*in_parts.runs()]) == 12
+    here = counted(in_parts, SERIAL, tmp_path / "here")
+    assert counted(in_parts, there, tmp_path / "there") == here
+    assert len(here) == 3
+
+
+def test_statistics_are_the_same_wherever_parts_are_read(in_parts: Trace, there: Workers, tmp_path: Path) -> None:
+    here, elsewhere = (pickle.dumps(described(in_parts, one)) for one in (SERIAL, there))
+    assert elsewhere == here
+    write_counts(tmp_path / "counts", COUNTS_META, tabulate(in_parts))
+    counts = read_counts(tmp_path / "counts")
+    assert pickle.dumps(describe_counts(counts, workers=there)) == pickle.dumps(describe_counts(counts))
+
+
+def described(trace: Trace, workers: Workers) -> Any:
+    return describe(trace, coactivation=True, workers=workers)
+
+
+def test_a_run_of_parts_is_counted_as_one_trace_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = written(tmp_path / "traces")
+    assert len([*trace.runs()]) == 1
+    whole = pickle.dumps(described(trace, SERIAL)), counted(trace, SERIAL, tmp_path / "whole")
+    monkeypatch.setattr(dataset, "RUN_VALUES", 5000)
+    assert 1 < len([*trace.runs()]) < 12
+    assert (pickle.dumps(described(trace, SERIAL)), counted(trace, SERIAL, tmp_path / "runs")) == whole
+
+
+@pytest.mark.parametrize("rule", ["even", "lp"])
+def test_placements_are_the_same_wherever_layers_are_refined(there: Workers, rule: Any) -> None:
+    loads_BLE = np.random.default_rng(0).gamma(0.5, 100, (40, 4, 16)).astype(np.int64)
+    tables = [
+        eplb.solve(loads_BLE, Cluster(1, 4), slots=5, replica_rule=rule, workers=one).placement.physical_to_logical
+        for one in (SERIAL, there)
+    ]
+    assert tables[0].tobytes() == tables[1].tobytes()
+
+
+def test_runs_are_the_same_wherever_layers_are_replayed(there: Workers) -> None:
+    records = np.random.default_rng(1).poisson(20, (12, 3, 1, 8, 4)).astype(np.int64)
+    start = np.tile(np.arange(8).reshape(4, 2), (3, 1, 1))
+    runs = [follow(records, start, Policy(), COSTS, group=2, workers=one) for one in (SERIAL, there)]
+    for name in ("tables", "period", "sent", "balance", "seconds"):
+        assert getattr(runs[0], name).tobytes() == getattr(runs[1], name).tobytes()
+    assert (runs[0].operations, runs[0].changes) == (runs[1].operations, runs[1].changes)
+
+
+# Workers that die
+
+LOST = f"a worker process died 3 times at one task (SIGKILL); {module.FEWER}"
+
+
+@pytest.mark.parametrize("way", ["2", "ray", "dask"])
+def test_the_task_of_a_lost_worker_runs_again(way: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with opened(spec_of(way, request)) as workers:
+        rows = [(number, str(tmp_path)) for number in range(3)]
+        assert list(workers.map(cases.dying_once, rows)) == [0, 1, 2]
+
+
+def test_a_task_that_kills_every_worker_is_one_clear_line() -> None:
+    with opened("2") as workers, pytest.raises(RankError) as refused:
+        workers.submit(cases.dying, 0).result()
+    assert str(refused.value) == LOST
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_workers_killed_at_random_leave_the_same_bytes_or_one_line(in_parts: Trace, seed: int) -> None:
+    expected = pickle.dumps(described(in_parts, SERIAL))
+    with opened("2") as workers, killed_at_random(seed, my_workers):
+        assert bytes_or_line(in_parts, workers) in (expected, LOST)
+
+
+def bytes_or_line(trace: Trace, workers: Workers) -> bytes | str:
+    try:
+        return pickle.dumps(described(trace, workers))
+    except RankError as error:
+        return str(error)
+
+
+class killed_at_random:  # noqa: N801  a context manager
+    """Kill a process at random every so often, three in all."""
+
+    def __init__(self, seed: int, found: Callable[[], list[int]]) -> None:
+        self._random, self._found, self._over = random.Random(seed), found, threading.Event()
+        self._thread = threading.Thread(target=self._kill)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _kill(self) -> None:
+        for _ in range(3):
+            if self._over.wait(self._random.uniform(0, 0.8)):
+                return
+            if pids := self._found():
+                os.kill(self._random.choice(pids), signal.SIGKILL)
+
+
+def my_workers() -> list[int]:
+    """Worker processes of this one."""
+    found = list[int]()
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # zombies, too
+            found += [child.pid] * ("spawn_main" in " ".join(child.cmdline()))
+    return found
+
+
+def test_a_result_that_cannot_be_sent_is_said() -> None:
+    with opened("2") as workers, pytest.raises(RuntimeError, match="function that cannot be sent"):
+        workers.submit(cases.unsendable).result()
+
+
+# Ctrl-C
+
+LONG = """
+import os, sys, time
+from moeplan.workers import opened
+if __name__ == "__main__":
+    with opened("2") as workers:
+        print(workers.submit(os.getpid).result(), flush=True)
+        list(workers.map(time.sleep, [(60,), (60,), (60,)]))
+"""
+
+
+def test_ctrl_c_ends_what_was_started_at_once(tmp_path: Path) -> None:
+    process, worker = started(tmp_path)
+    begun = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, errors = process.communicate(timeout=20)
+    assert time.monotonic() - begun < 10
+    assert "KeyboardInterrupt" in errors.splitlines()[-1]
+    assert errors.count("Traceback") == 1
+    assert gone(worker)
+
+
+def test_workers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    process, worker = started(tmp_path)
+    process.kill()
+    process.communicate(timeout=20)
+    assert gone(worker)
+
+
+def started(folder: Path) -> tuple["subprocess.Popen[str]", int]:
+    script = folder / "script.py"
+    script.write_text(LONG)
+    words, pipe = [sys.executable, "-I", str(script)], subprocess.PIPE
+    process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, start_new_session=True, cwd=folder)
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
+    time.sleep(0.5)
+    return process, worker
+
+
+def gone(pid: int) -> bool:
+    for _ in range(50):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "many", "dask", "dask://host", "ray:/x", "ray://a b:1", "slurm", "99999"]
+)
+def test_what_names_no_workers_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="expected auto, a number of processes, ray, "), opened(text):
+        pass
+
+
+@pytest.mark.parametrize(("text", "package"), [("ray", "ray"), ("ray://h:1", "ray"), ("dask://h:1", "distributed")])
+def test_an_extra_that_is_absent_is_named(text: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UsageError, match=rf"{package} is not installed; expected pip install 'moeplan\["), opened(text):
+        pass
+
+
+def test_a_scheduler_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted("distributed")
+    monkeypatch.setattr(module, "ANSWER_S", 1)
+    with (
+        pytest.raises(UsageError, match=r"--workers dask://127.0.0.1:9: nothing answers there"),
+        opened("dask://127.0.0.1:9"),
+    ):
+        pass
+
+
+def test_neither_ray_nor_dask_is_imported_unless_asked_for() -> None:
+    code = "import sys; from moeplan.workers import opened\nwith opened('1'): pass\nprint(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not {"ray", "distributed", "dask", "numpy", "multiprocessing"} & {*loaded.split()}

@@ -1,0 +1,49 @@
+"""Tasks that workers of all kinds run in tests."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from moeplan.errors import InputError
+from moeplan.workers import SERIAL, backend_of, num_threads
+
+
+def doubled(number: int) -> int:
+    """Twice the number, the later the smaller it is."""
+    time.sleep(0.02 / number)
+    return 2 * number
+
+
+def refusing(number: int) -> int:
+    raise InputError(f"part {number}: damaged")
+
+
+def broken(number: int) -> int:
+    raise ZeroDivisionError(f"bug {number}")
+
+
+def place() -> tuple[str, int, str | None]:
+    """What `auto` is here, and how many threads there may be."""
+    return type(backend_of("auto")).__name__, num_threads(), os.environ.get("OMP_NUM_THREADS")
+
+
+def length(value: bytes, number: int) -> int:
+    return len(value) + number
+
+
+def dying_once(number: int, folder: str) -> int:
+    """Kill the worker when the task runs first."""
+    mark = Path(folder) / str(number)
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def dying(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def unsendable() -> object:
+    return lambda: SERIAL

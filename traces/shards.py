@@ -1,0 +1,111 @@
+"""Partial counts of a trace, by processes that know of each other only how many they are, and their sum.
+
+A shard is a directory `shard-{number}-of-{count}-{digest}`, there whole or not at all. The digest is of what was
+counted: the trace's listing and the phases.
+"""
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from ..errors import InputError, MismatchError, UsageError
+from ..files import sha256_json
+from ..workers import SERIAL, Workers
+from .count_form import CountTrace, meta_of_counts, read_counts, tabulate, write_counts
+from .part_file import local_directory
+from .reader import Trace
+
+NAME = re.compile(r"shard-(\d{1,6})-of-(\d{1,6})-([0-9a-f]{12})")
+EXPECTED = "expected K/N, from 0/N to (N-1)/N"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One of several processes that count a trace."""
+
+    number: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From "K/N"; UsageError where that is no shard."""
+        found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+        if found is None or not int(found[1]) < int(found[2]):
+            raise UsageError(f"--shard-of {text}; {EXPECTED}")
+        return cls(int(found[1]), int(found[2]))
+
+    @classmethod
+    def of_slurm(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """The shard of this process among those of `srun`; UsageError outside of it."""
+        try:
+            return cls.parse(f"{environment['SLURM_PROCID']}/{environment['SLURM_NTASKS']}")
+        except KeyError as error:
+            raise UsageError(
+                f"--shard without {error.args[0]} in the environment; expected a start by srun, or --shard-of K/N"
+            ) from None
+
+    def part_of(self, trace: Trace) -> Trace:
+        """The parts of the trace that are this shard's, about as many rows as any other's; there may be none."""
+        rows = np.array([stamp.num_rows for stamp in trace.stamps])
+        shard_of_part = (np.cumsum(rows) - (rows + 1) // 2) * self.count // trace.num_rows
+        first, end = np.searchsorted(shard_of_part, [self.number, self.number + 1])
+        return trace.of_parts(int(first), int(end))
+
+
+def write_shard(
+    trace: Trace,
+    shard: Shard,
+    directory: str,
+    *,
+    phases: Collection[str] | None = None,
+    workers: Workers = SERIAL,
+) -> tuple[Trace, tuple[Path, ...]]:
+    """Count the parts of a trace that are a shard's, unless that was done; these parts, and those of the counts."""
+    digest = sha256_json([trace.listing_sha256, sorted(phases or ())])[:12]
+    path = local_directory(directory) / f"shard-{shard.number}-of-{shard.count}-{digest}"
+    part = shard.part_of(trace)
+    if path.exists():
+        return part, tuple(path.iterdir())
+    tables = tabulate(part, phases=phases, may_lack=True, workers=workers) if part.num_rows else ()
+    return part, write_counts(path, meta_of_counts(trace), tables)
+
+
+def is_sharded(path: str) -> bool:
+    """Check whether a local directory holds shards."""
+    return os.path.isdir(path) and any(map(NAME.fullmatch, os.listdir(path)))
+
+
+def read_shards(path: str) -> list[CountTrace]:
+    """The shards in a directory, in order; those without tokens are left out.
+
+    Raises
+    ------
+    InputError
+        One is missing, or there are no tokens in any.
+    MismatchError
+        They are of several traces, or of several ways to count one.
+    """
+    found = sorted(filter(None, map(NAME.fullmatch, os.listdir(path))), key=lambda name: int(name[1]))
+    if len(kinds := {(name[2], name[3]) for name in found}) > 1:
+        raise MismatchError(
+            f"{path}: shards of {len(kinds)} countings ({found[0][0]}, ...); the trace changed meanwhile, or --phase or"
+            " the number of processes did: count again into an empty directory"
+        )
+    count = int(found[0][2])
+    if missing := sorted({*range(count)} - {int(name[1]) for name in found}):
+        raise InputError(
+            f"{path}: {len(found)} shards of {count}, {missing[0]} is missing; its process died or is still at it: run"
+            f" again what wrote them, or that one with --shard-of {missing[0]}/{count}"
+        )
+    places = [Path(path) / name[0] for name in found]
+    shards = [read_counts(place) for place in places if any(place.iterdir())]
+    if not shards:
+        raise InputError(f"{path}: no tokens in any of {count} shards; expected some of these phases")
+    if other := [shard.path for shard in shards if (shard.meta, shard.known) != (shards[0].meta, shards[0].known)]:
+        raise MismatchError(f"{other[0]}: of another trace than {shards[0].path}; count again into an empty directory")
+    return shards
