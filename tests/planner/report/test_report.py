@@ -349,7 +349,7 @@ def test_transitions_are_parted_by_the_devices_of_rows_and_of_columns(make_trace
     plan = planned(trace, "exflow", "2x2")
     task = recount(plan, trace.path, keep=True).task
     today, ours, *_ = pictures_in(next(strategy("exflow").pictures(plan, tmp_path, task)))
-    sizes = [len(contiguous.solve(1, 6, plan.cluster).placement.experts_of(0, device)) for device in range(4)]
+    sizes = contiguous.solve(1, 6, plan.cluster).placement.holds(0).sum(axis=0)
     assert today.rows == today.columns == np.cumsum(sizes)[:-1].tolist()
     homes = [plan.placement.holds(layer).argmax(axis=1) for layer in (0, 1)]
     starts = [[*np.cumsum(np.bincount(home, minlength=4))[:-1].astype(float)] for home in homes]
