@@ -29,9 +29,7 @@ class Heat(Picture):
     x: Axis = field(default_factory=Axis)
     y: Axis = field(default_factory=Axis)
     unit: str = ""
-    #: rows, columns: places before which a line is drawn
-    rows: Sequence[float] = ()
-    columns: Sequence[float] = ()
+    borders: Sequence[float] = ()  #: Rows and columns before which a line is drawn
     small: bool = False
 
     @property
@@ -56,7 +54,7 @@ class Heat(Picture):
                 top += LINE
         side = right - left
         bottom = top + (side if num_rows == num_columns else min(max(11.0 * num_rows, 90), side))
-        across, down = x.place(self.columns, left, right), y.place(self.rows, top, bottom)
+        across, down = x.place(self.borders, left, right), y.place(self.borders, top, bottom)
         content += _image(self.table / (self.top or 1.0), left, top, side, bottom - top)
         lines = "".join(f"M{at:.1f} {top:.1f}V{bottom:.1f}" for at in across)
         lines += "".join(f"M{left:.1f} {at:.1f}H{right:.1f}" for at in down)

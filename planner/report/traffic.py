@@ -72,4 +72,4 @@ def _heats(tables: Mapping[str, Floats], cluster: Cluster, size: int, unit: str,
     nodes = [at / size for at in range(cluster.devices_per_node, cluster.num_devices, cluster.devices_per_node)]
     ticks, top = [*ordinals(-(-cluster.num_devices // size), size)], max(float(one.max()) for one in tables.values())
     x, y = Axis("to device", ticks=ticks), Axis("from device", ticks=ticks)
-    return [Heat(title, one / scale, top / scale, x, y, unit, nodes, nodes) for title, one in tables.items()]
+    return [Heat(title, one / scale, top / scale, x, y, unit, nodes) for title, one in tables.items()]

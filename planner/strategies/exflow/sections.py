@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ....runtime.plan import Contender, Part, Plan
-from ....solvers.arrays import Ints
-from ....solvers.placement import Placement
 from ....traces.counts import count
 from ...document import Section, Text
 from ...evaluate.journey import today
@@ -94,11 +92,11 @@ def pictures(plan: Plan, folder: Path, task: "Task | None") -> Iterator[Section]
     size, heats = group_size(plan.model.num_experts, len(layers) * len(placements)), list[Heat]()
     for layer in layers:
         for name, one in placements.items():
-            (rows, row_borders), (columns, column_borders) = (_by_device(one, at) for at in (layer, layer + 1))
+            rows, columns = (np.argsort(one.holds(at).argmax(axis=1), kind="stable") for at in (layer, layer + 1))
             table = grouped(table_LEE[layer][np.ix_(rows, columns)], size)
             shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
-            borders = {"rows": (row_borders / size).tolist(), "columns": (column_borders / size).tolist()}
-            heats.append(Heat(f"{layer} to {layer + 1}, {name}", shares, 0, **borders, small=True))
+            borders = (np.cumsum(one.slots)[:-1] / size).tolist()
+            heats.append(Heat(f"{layer} to {layer + 1}, {name}", shares, 0, borders=borders, small=True))
     top = max(float(heat.table.max()) for heat in heats)
     text = (
         "Of the tokens whose first choice is the row's expert, the share that goes on to the column's in the next"
@@ -108,13 +106,6 @@ def pictures(plan: Plan, folder: Path, task: "Task | None") -> Iterator[Section]
     if size > 1:
         text += f" Rows and columns are groups of {size} experts."
     yield Section(title, (Text.of(text), *(replace(heat, top=top) for heat in heats)))
-
-
-def _by_device(placement: Placement, layer: int) -> tuple[Ints, Ints]:
-    """Experts of a layer in the order of their devices, and where the next device begins."""
-    home_E = placement.holds(layer).argmax(axis=1)
-    order_E = np.argsort(home_E, kind="stable")
-    return order_E, np.flatnonzero(np.diff(home_E[order_E])) + 1
 
 
 def _even_kv(plan: Plan, ours: Contender, base: Contender) -> str:

@@ -30,7 +30,6 @@ from moeplan.planner.strategies.registry import strategy
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.profile import load as load_profile
 from moeplan.runtime.plan import Contender, Metric, Part
-from moeplan.solvers import contiguous
 from moeplan.traces.counts import count
 from tests.builders import known
 from tests.planner.makers import edited, pictures_in, planned, tallied
@@ -335,8 +334,8 @@ def test_pairs_of_devices_are_those_of_a_loop_over_tokens(make_trace: Any, tmp_p
 
 def test_recorded_steps_are_told_with_their_samples(make_trace: Any, tmp_path: Path) -> None:
     trace = make_trace(samples=63, tokens=6, columns=("step", "sample"))
-    plan = planned(trace, "netmoe", "2x2", tokens_per_step=None)
-    shown = PlanPage(plan, tmp_path / "plan.json", recount(plan, trace.path, keep=True), None)
+    plan = planned(trace, "netmoe", "2x2", tokens_per_step=None, to=tmp_path / "plan.json")
+    shown = PlanPage(plan, tmp_path / "plan.json", recount(plan, trace.path, folder=tmp_path, keep=True), None)
     fit = plan.evaluation.fit
     assert fit.num_samples > fit.num_steps > 1
     shown.write(tmp_path / "report.html")
@@ -344,20 +343,21 @@ def test_recorded_steps_are_told_with_their_samples(make_trace: Any, tmp_path: P
     assert said in (tmp_path / "report.html").read_text()
 
 
-def test_transitions_are_parted_by_the_devices_of_rows_and_of_columns(make_trace: Any, tmp_path: Path) -> None:
-    trace = make_trace(samples=60, experts=6)  # on four devices: two, two, one and one
+def test_transitions_are_parted_by_devices_and_replicas_are_not_drawn(make_trace: Any, tmp_path: Path) -> None:
+    trace = make_trace(samples=60)
     plan = planned(trace, "exflow", "2x2")
     task = recount(plan, trace.path, keep=True).task
     today, ours, *_ = pictures_in(next(strategy("exflow").pictures(plan, tmp_path, task)))
-    sizes = contiguous.solve(1, 6, plan.cluster).placement.holds(0).sum(axis=0)
-    assert today.rows == today.columns == np.cumsum(sizes)[:-1].tolist()
-    homes = [plan.placement.holds(layer).argmax(axis=1) for layer in (0, 1)]
-    starts = [[*np.cumsum(np.bincount(home, minlength=4))[:-1].astype(float)] for home in homes]
-    assert [ours.rows, ours.columns] == starts
+    assert today.borders == ours.borders == [2, 4, 6]
     counts = count(trace, pairs="top1").transitions[0]
-    order = [np.argsort(home, kind="stable") for home in homes]
-    shares = counts[np.ix_(*order)] / np.maximum(counts[order[0]].sum(axis=1, keepdims=True), 1)
-    np.testing.assert_allclose(ours.table, shares)
+    order = [np.argsort(plan.placement.holds(layer).argmax(axis=1), kind="stable") for layer in (0, 1)]
+    for picture, (rows, columns) in ((today, [np.arange(8)] * 2), (ours, order)):
+        shares = counts[np.ix_(rows, columns)] / np.maximum(counts[rows].sum(axis=1, keepdims=True), 1)
+        np.testing.assert_allclose(picture.table, shares)
+    uneven = make_trace(samples=60, experts=6)  # in eight slots
+    plan = planned(uneven, "exflow", "2x2")
+    (section,) = strategy("exflow").pictures(plan, tmp_path, recount(plan, uneven.path, keep=True).task)
+    assert "not drawn" in section.body[0].lines[0]  # type: ignore[union-attr]
 
 
 def test_the_card_cuts_long_titles_and_answers_visibly(trace: Any, tmp_path: Path, monkeypatch: Any) -> None:
