@@ -41,6 +41,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "exflow": {},
     "netmoe": {},
     "pipemoe": {"max_degree": 4},
+    "luffy": {},
+    "auto": {},
 }
 
 
