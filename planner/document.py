@@ -2,7 +2,7 @@
 
 import html
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -109,6 +109,11 @@ class Table:
     whole: bool = False
     note: str = ""  #: What is left out, and where it is; below
     words: bool = False  #: Whether its cells are words, not figures
+
+    @classmethod
+    def of_words(cls, rows: Mapping[str, str]) -> "Table":
+        """A table of words by name."""
+        return cls([Column("", [*rows]), Column("", [*rows.values()])], words=True)
 
     def fitting(self, width: int) -> "list[Table]":
         """The columns as tables of so many signs at most, each with the rows' names and one column at least.

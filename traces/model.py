@@ -14,12 +14,63 @@ STATE_BYTES = 16  # per parameter: weight and gradient (2 each), a master copy a
 MAY_BE_ZERO = ("num_mtp_layers", "num_shared_experts")
 
 
-def _check_sizes(spec: "Attention | ModelSpec") -> None:
+def _check_sizes(spec: "Latent | Attention | ModelSpec") -> None:
     """Refuse a size below 1 (a count of parts that a model may lack: below 0) or absurd."""
     for name in (field.name for field in fields(spec)):
         size, least = getattr(spec, name), int(name not in MAY_BE_ZERO)
         if isinstance(size, int) and not least <= size <= MAX_SIZE:
             raise InputError(f"model with {name} {size}; expected {least} to {MAX_SIZE:,}")
+
+
+def _written_where_known(*names: str) -> "classmethod[Any, Any, Any]":
+    """Schema of pydantic whose fields of these names are written only where known: older files and hashes stay."""
+
+    def schema_of(cls: Any, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        def known(spec: Any, write: Any) -> Any:
+            return {name: value for name, value in write(spec).items() if name not in names or value is not None}
+
+        schema = handler(source)
+        return schema | {"serialization": core_schema.wrap_serializer_function_ser_schema(known, schema=schema)}
+
+    return classmethod(schema_of)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Latent attention (MLA): ranks of its projections, and elements of a head.
+
+    A token is cached as `kv_rank` elements, of which every head's keys and values are products, and `rope_size` more
+    that all heads share.
+    """
+
+    kv_rank: int
+    q_rank: int | None = None  #: None: queries are projected from hidden vectors at once
+    #: head_size, rope_size, value_size: elements of a head's queries and keys without and with position, and of values
+    head_size: int
+    rope_size: int
+    value_size: int
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+
+    def weights(self, num_heads: int, hidden_size: int) -> int:
+        """Elements of all projections of a layer."""
+        queries, values = num_heads * (self.head_size + self.rope_size), num_heads * self.value_size
+        of_queries = hidden_size * queries if self.q_rank is None else self.q_rank * (hidden_size + queries)
+        down, up = hidden_size * (self.kv_rank + self.rope_size), self.kv_rank * num_heads * self.head_size
+        return of_queries + down + up + self.kv_rank * values + values * hidden_size
+
+    def q_size(self, num_heads: int, *, absorbed: bool) -> float:
+        """Multiply-adds of a token with one of its context, halved: half for the score, half for the value.
+
+        `absorbed`: in the latent space, so that the cache is read as it is; else by head.
+        """
+        score, value = (self.kv_rank, self.kv_rank) if absorbed else (self.head_size, self.value_size)
+        return num_heads * (score + self.rope_size + value) / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +80,10 @@ class Attention:
     kv_size: int | None = None
     num_heads: int | None = None
     num_kv_heads: int | None = None
+    latent: Latent | None = None  #: None: projections are of full rank, or unknown
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    __get_pydantic_core_schema__ = _written_where_known("latent")
 
     def __post_init__(self) -> None:
         _check_sizes(self)
@@ -64,17 +117,7 @@ class ModelSpec:
     top_k_groups: int | None = None  #: Of `num_expert_groups`, those that a token may choose experts from
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        """Schema of pydantic, but `top_k_groups` is written only where known: files and hashes stay what they were."""
-        from pydantic_core import core_schema
-
-        def known(spec: "ModelSpec", write: Any) -> Any:
-            return {name: value for name, value in write(spec).items() if (name, value) != ("top_k_groups", None)}
-
-        schema = handler(source)
-        return schema | {"serialization": core_schema.wrap_serializer_function_ser_schema(known, schema=schema)}
+    __get_pydantic_core_schema__ = _written_where_known("top_k_groups")
 
     def __post_init__(self) -> None:
         if not (self.name.isprintable() and len(self.name) <= MAX_NAME):

@@ -185,7 +185,7 @@ def _alone(one: Recorded, way: str) -> str:
 def _send_none(model: ExpertParallelModel, one: Recorded, rank: int, token_T: Tensor) -> None:
     """Compare, fold, encode and sum the rows of a step, and their gradients, all of which stay on this rank."""
     for number, (block, row_NH, gate_NK) in enumerate(zip(model.blocks, one.rows, one.gates, strict=True)):
-        x_TM = _Rows(row_NH)(signs(token_T)).requires_grad_()
+        x_TM = _Rows(row_NH)(signs(token_T, BITS).float()).requires_grad_()
         ids_TK, weight_TK = torch.as_tensor(one.work.ids[token_T.numpy(), number]), gate_NK[token_T]
         device_TK, fold = block.placement.replicas.choose(ids_TK, token_T, token_T), None
         if block.condenser is not None:

@@ -151,10 +151,10 @@ def _paying(path: Path, force: bool, verb: str) -> "Plan":
     """The plan of a file; one whose own verdict, with an interval, is that it does not pay is refused unless forced."""
     from ...runtime.plan import load
     from ..report.answer import answer
+    from ..report.next_step import needs_force
 
     plan = load(path)
-    verdict = plan.verdict
-    if not force and verdict is not None and verdict.value == "none" and verdict.gain.low is not None:
+    if not force and needs_force(plan):
         raise NoBenefitError(f"{path}: {answer(plan)}; to {verb} it anyway, give --force")
     return plan
 

@@ -43,9 +43,8 @@ def report(
     page = PlanPage(loaded, plan, recount, timed_by)
     with progress() as say:
         say("drawing")
-        page.write(output)
+        titles = page.write(output)
     if as_json:
-        titles = [section.title for section in page.sections() if section.title]
         about = {"plan": str(plan), "output": str(output), "plan_sha256": loaded.plan_sha256, "sections": titles}
         print_json({**about, "left_out": page.left_out, "certificate": asdict(certificate)})
         return

@@ -13,6 +13,7 @@ from ...errors import InputError
 from ...profilers.cluster import Cluster
 from ...profilers.fits.fit import Prediction
 from ...profilers.fits.laws import AttentionLaw
+from ...profilers.fits.roofline import Roofline
 from ...profilers.predictor import predicted
 from ...profilers.profile import Profile
 from ...profilers.series import ELEMENT_BYTES, Series
@@ -95,7 +96,8 @@ class CostModel:
         `all_to_all`, `routed_block` before `expert_ffn`, of which looped experts come before grouped ones, and for
         samples that move `attended` before `attention`. Experts and attention: that dtype, else another one, said;
         attention as it was measured, multi-head with heads of 64, which a source says where the model has another size
-        of K and V. A roofline knows the sizes of Q, K and V, and is called one.
+        of K and V. A roofline knows the sizes of Q, K and V, and is called one; of latent attention (MLA) also the
+        projections of low rank, and that steps of one token a sample attend in the latent space.
         """
         if profile is None and not cluster.links:
             return None
@@ -217,7 +219,7 @@ def _curve_of_two(
         return _Part(missing=f"the model's {' and '.join(unknown)} is not in the trace; {SAY}")
     if series is None or series.fit is None:
         return _Part(missing="no profile" if profile is None else f"the profile has no {cases[-1]}; {JOIN}")
-    sizes = {axis: float(getattr(model, name)) for axis, name in fixed.items()}
+    sizes, source = {axis: float(getattr(model, name)) for axis, name in fixed.items()}, series.key
     multi_head = 2.0 * (model.hidden_size or 0)
     more = {
         "queries": queries,
@@ -226,16 +228,21 @@ def _curve_of_two(
         "kv": float(model.attention.kv_size or multi_head),
     }
     more |= {axis: float(least) for axis, (least, _) in series.fit.measured.items() if axis == "grouped"}
+    heads, latent = model.attention.num_heads, model.attention.latent
+    if isinstance(series.fit.model, Roofline):
+        source += " (roofline, not measured)"
+        if latent is not None and heads is not None:
+            more["q"] = latent.q_size(heads, absorbed=queries <= 1)
+            law = replace(series.fit.model, weights=float(latent.weights(heads, model.hidden_size or 0)))
+            series = series.model_copy(update={"fit": replace(series.fit, model=law)})
+    elif part == "attention" and model.attention.kv_size != multi_head:
+        source += " (as MHA)"
+    assert series.fit is not None
     sizes |= {axis: value for axis, value in more.items() if axis in series.fit.axes}
 
     def curve(first: Floats, second: Floats) -> Prediction:
         return predicted(series, {axes[0]: first, axes[1]: second, **sizes})
 
-    source = series.key
-    if series.fit.model.kind == "roofline":
-        source += " (roofline, not measured)"
-    elif part == "attention" and model.attention.kv_size != multi_head:
-        source += " (as MHA)"
     return _Part(
         _in_calls(curve, series, sizes) if part == "attention" else curve,
         sources={part: source},

@@ -30,6 +30,7 @@ BALANCE: Final = "balance"
 TAIL: Final = "balance_p95"
 FAR_BYTES: Final = "inter_bytes"
 NEAR_BYTES: Final = "intra_bytes"
+KV_BYTES: Final = "kv_bytes"
 MOVED: Final = "samples_moved"
 DROPPED: Final = "dropped_share"
 MIGRATED: Final = "bytes_migrated"
@@ -278,7 +279,7 @@ ROWS = (
         "bytes per step of the copies that cross nodes", headline=6),
     MetricSpec(NEAR_BYTES, "MB inside nodes", "bytes inside nodes", "bytes", "sample", SIZED,
         _bytes(COPIES, "far_copies"), "bytes per step of the copies that stay inside a node"),
-    MetricSpec("kv_bytes", "MB of K and V", "bytes of K and V", "bytes", "nothing", SIZED, _kv_bytes,
+    MetricSpec(KV_BYTES, "MB of K and V", "bytes of K and V", "bytes", "nothing", SIZED, _kv_bytes,
         "bytes per step of K and V that coherence gathers on every device", headline=5),
     MetricSpec(MOVED, "moved", "samples moved", "share", "step", SAMPLES, lambda sums, _: sums.moved,
         "share of samples that change their device in a combine, mean over layers", headline=3),

@@ -22,12 +22,13 @@ from ...solvers.arrays import Bools, Floats, Ints
 from ...traces.count_form import CountTrace
 from ...traces.embeddings import KEYS, Embeddings
 from ...traces.reader import Trace
+from ..evaluate.choosers import step_pairs
 from ..evaluate.evaluate import evaluate
 from ..evaluate.journey import Contender, Journey, pads_in, today
 from ..evaluate.metrics import COPIES, EXCHANGE, EXPERTS
 from ..evaluate.price import STEP, price
 from ..evaluate.rebalancing import check_steps
-from ..evaluate.replay import replay, step_pairs
+from ..evaluate.replay import replay
 from ..evaluate.scene import BACKWARD, Passes, Scene
 from ..evaluate.step_size import StepSize, use_of
 from ..evaluate.tally import Tally

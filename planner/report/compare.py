@@ -19,8 +19,9 @@ from ..evaluate.price import STEP
 from ..evaluate.split_bounds import SplitBound
 from ..figures import bytes_text, contender_of, percent
 from .answer import gain_words, short_of, step_words
-from .pictures import load_section, time_section, traffic_section
+from .pictures import load_section, time_section
 from .remarks import by_engine, copies_remarks, fill_words, judged_sections, rule_words, scaled_up
+from .traffic import traffic_section
 
 WORST = 5  # layers shown of a plan
 

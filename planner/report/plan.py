@@ -95,7 +95,7 @@ def _solved(plan: Plan) -> Iterator[str]:
     source, evaluation = plan.inputs.trace, plan.evaluation
     if source is not None and evaluation is not None:
         unit = EvaluationOptions.of(plan).unit
-        fit, held_out = (one and _members(one, unit) for one in (evaluation.fit, evaluation.held_out))
+        fit, held_out = (one and members(one, unit) for one in (evaluation.fit, evaluation.held_out))
         split = f"{unit}s: fit {fit}, {f'held out {held_out}' if held_out else 'nothing held out'}"
         others = len(plan.options.get("placement", {}).get("mixture") or ()) - 1
         mixed = f" of the first, and {others} trace{'s' * (others > 1)} more" if others > 0 else ""
@@ -107,7 +107,7 @@ def _solved(plan: Plan) -> Iterator[str]:
             yield f"compiled for {outcome.compiled_s:.1f} s before that"
 
 
-def _members(part: Part, unit: str) -> str:
+def members(part: Part, unit: str) -> str:
     """Number of units in a part; of whole steps, their samples beside."""
     if unit == "step" and part.num_samples > part.num_steps:
         return f"{part.num_steps:,} of {part.num_samples:,} samples"

@@ -6,7 +6,7 @@ Legend: L MoE layers; E experts; G groups of neighbouring experts, which big mod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from math import ceil, isqrt
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,9 @@ from ...traces.reader import Trace
 from ...traces.statistics import Statistics
 from ..document import Section, Text, write_page
 from ..figures import percent
-from ..picture import BLUE, GREY, Axis, Heat, Line, Plot
+from ..picture import BLUE, GREY, Axis, Heat, Line, Plot, group_size, grouped
 
 BAR = 10
-MAX_CELLS = 400_000  # of the maps of all layers together: about 2 MB of the page
 MAX_TICKS = 24  # of an axis of layers
 
 
@@ -72,7 +71,9 @@ def write_trace_page(trace: Trace | CountTrace, statistics: Statistics, path: Pa
     """Write the statistics of a trace as a page of figures; errors as in `write_page`."""
     model = trace.meta.model
     text = f"{model.num_layers} MoE layers x {model.num_experts} experts, top-{model.top_k}, from {trace.path}"
-    write_page(path, f"Routing of {model.name}", text, _sections(statistics, _layer_names(model.layer_ids)))
+    warning = Section("", (Text.of(*_warning(statistics)),))
+    sections = [warning, *_sections(statistics, _layer_names(model.layer_ids))]
+    write_page(path, f"Routing of {model.name}", text, sections)
 
 
 def _contents(trace: Trace | CountTrace, statistics: Statistics) -> Iterator[str]:
@@ -95,17 +96,22 @@ def _contents(trace: Trace | CountTrace, statistics: Statistics) -> Iterator[str
         yield f"weights   {'recorded' if trace.has_weights else 'not recorded'}"
         share = percent(tokens.not_routed / tokens.cells, 1)
         yield f"cells     {tokens.cells:,}, {tokens.not_routed:,} not routed ({share})"
+    yield from (f"random?   {warning}" for warning in _warning(statistics))
+    if trace.unfinished:
+        yield f"skipped   {len(trace.unfinished)} unfinished part(s): {', '.join(trace.unfinished)}"
+
+
+def _warning(statistics: Statistics) -> Iterator[str]:
+    """A warning of recordings that look like those of random tokens."""
     if statistics.as_of_random_tokens and statistics.locality:
         figures = statistics.locality.index, statistics.gini, statistics.gini_by_chance
         alike, uneven, chance = map(np.median, figures)
         yield (
-            f"random?   samples choose alike (median locality {alike:.3f}; of text 0.04 and more), yet experts are"
-            f" loaded unevenly (median Gini {uneven:.2f}; by chance {chance:.2f}). Recordings of random tokens look so,"
-            " and overstate skew, up to 2.35 times; so do samples that each mix many documents. If the prompts were"
-            " made up, record real ones."
+            f"samples choose alike (median locality {alike:.3f}; of text 0.04 and more), yet experts are loaded"
+            f" unevenly (median Gini {uneven:.2f}; by chance {chance:.2f}). Recordings of random tokens look so, and"
+            " overstate skew, up to 2.35 times; so do samples that each mix many documents. If the prompts were made"
+            " up, record real ones."
         )
-    if trace.unfinished:
-        yield f"skipped   {len(trace.unfinished)} unfinished part(s): {', '.join(trace.unfinished)}"
 
 
 def _picture(statistics: Statistics, layer_ids: Sequence[int]) -> list[str]:
@@ -136,7 +142,8 @@ def _picture(statistics: Statistics, layer_ids: Sequence[int]) -> list[str]:
 
 
 def _sections(statistics: Statistics, names: Sequence[str]) -> Iterator[Section]:
-    share_LE = statistics.loads / np.maximum(statistics.loads.mean(1, keepdims=True), 1)
+    mean_L1 = statistics.loads.mean(1, keepdims=True)
+    share_LE = statistics.loads / np.where(mean_L1 > 0, mean_L1, 1)
     text = "Token-expert pairs of each expert, over the mean of its layer: 1 everywhere is perfect balance."
     heat = Heat("", share_LE, float(share_LE.max()), Axis("expert"), _layer_axis(names), "x mean")
     yield Section("Loads", (Text.of(text), heat))
@@ -184,11 +191,10 @@ def _lines(values: dict[str, NDArray[np.float64]], unit: str, names: Sequence[st
 def _maps(title: str, text: str, counts_LEE: NDArray[Any], names: Sequence[str]) -> Section:
     """Heat maps of each row's shares, side by side."""
     num_layers, num_experts, _ = counts_LEE.shape
-    size = ceil(num_experts / max(1, isqrt(MAX_CELLS // num_layers)))  # experts that share a row
-    first_G = np.arange(0, num_experts, size)
-    sums_LGG = np.add.reduceat(np.add.reduceat(counts_LEE.astype(np.float64), first_G, axis=1), first_G, axis=2)
+    size = group_size(num_experts, num_layers)
+    sums_LGG = grouped(counts_LEE, size)
     shares_LGG = sums_LGG / np.maximum(sums_LGG.sum(2, keepdims=True), 1)
     top = float(shares_LGG.max())
-    grouped = f" Rows and columns are groups of {size} experts." if size > 1 else ""
+    groups = f" Rows and columns are groups of {size} experts." if size > 1 else ""
     maps = [Heat(name, table, top, small=True) for table, name in zip(shares_LGG, names, strict=True)]
-    return Section(title, (Text.of(f"{text}{grouped} Darkest: {percent(top)}."), *maps))
+    return Section(title, (Text.of(f"{text}{groups} Strongest colour: {percent(top)}."), *maps))

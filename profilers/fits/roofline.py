@@ -6,9 +6,10 @@ a token's queries; K of its K and V.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from ...errors import InputError
 from .laws import Array
@@ -23,8 +24,8 @@ class Roofline:
     The call is the case `attention`: projections to queries, K and V and of the output, and causal scores and values.
     With n = B L tokens computed (`solvers.seconds`: in a step, B and L are such that n and the context are right),
 
-        multiply-adds   n M (2 Q + K) + n (L + 1) Q                                                     (1)
-        bytes / width   M (2 Q + K) + 2 n M + n K + n (L / q + 1) K / 2                                 (2)
+        multiply-adds   n W + n (L + 1) Q,   W = M (2 Q + K)                                            (1)
+        bytes / width   W + 2 n M + n K + n (L / q + 1) K / 2                                           (2)
         t = max(2 (1) / (compute_share flops), width (2) / (memory_share bytes_per_s))                  (3)
 
     With Q = M and K = 2 M (1) is the case's own count. (2) has the weights, the hidden vectors in and out, K and V as
@@ -40,6 +41,8 @@ class Roofline:
     #: compute_share, memory_share: of these rates, what kernels are taken to reach
     compute_share: float
     memory_share: float
+    #: W, elements of a model's projections where they are of low rank; None: M (2 Q + K). A file has no model's
+    weights: Annotated[float | None, Field(exclude=True, ge=1)] = None
 
     axes: ClassVar[tuple[str, ...]] = ("batch", "length", "hidden", "q", "kv", "queries")
     drawn_at: ClassVar[Mapping[str, int]] = {
@@ -61,7 +64,7 @@ class Roofline:
 
     def seconds(self, batch: Array, length: Array, hidden: Array, q: Array, kv: Array, queries: Array) -> Array:
         """Seconds of `batch` sequences of `length` tokens."""
-        tokens, projections = batch * length, hidden * (2 * q + kv)
+        tokens, projections = batch * length, hidden * (2 * q + kv) if self.weights is None else self.weights
         macs = tokens * projections + tokens * (length + 1) * q  # (1)
         read = tokens * (length / np.clip(queries, 1, np.maximum(length, 1)) + 1) * kv / 2
         elements = projections + 2 * tokens * hidden + tokens * kv + read  # (2)

@@ -24,6 +24,7 @@ from moeplan.planner.evaluate.metrics import METRICS
 from moeplan.planner.figures import TimeUnit, change_text, megabytes
 from moeplan.planner.options import EvaluationOptions, SecondsOptions
 from moeplan.planner.picture import Axis, Bar, Bars, Heat, Line, Plot
+from moeplan.planner.picture.axis import short
 from moeplan.planner.report.answer import _reach, answer, carried, doubt, gain_words, split_words
 from moeplan.planner.report.plan import show_report
 from moeplan.planner.report.remarks import by_size, doubts, scaled_up
@@ -408,3 +409,19 @@ def test_attention_that_is_not_timed_is_a_doubt_where_tokens_do_not_return_home(
     missing = {"attention": "no profile"}
     words = "attention is not timed; its time differs when tokens do not return home"
     assert [doubted("step_s", model, missing) for model in ("coherent", "standard")] == [words, ""]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (999.7, "1,000"),
+        (9999.7, "10k"),
+        (999_700, "1M"),
+        (1234, "1,234"),
+        (0.5, "0.5"),
+        (12_345, "12.3k"),
+        (-1e6, "-1M"),
+    ],
+)
+def test_a_short_number_is_rounded_before_its_unit_is_chosen(value: float, words: str) -> None:
+    assert short(value) == words

@@ -1,17 +1,18 @@
 """Facts about a recording's model: from its files, its config.json and the user, who may not contradict."""
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from pydantic import BaseModel
 
 from ...errors import InputError, MismatchError, UsageError
 from ...files import canonical_json, validated
-from ..model import ModelSpec
+from ..model import Attention, ModelSpec
 from .hidden_layers import spans
 from .source import Source
 
 Facts = dict[str, Any]
+ATTENTION = tuple(field.name for field in fields(Attention))
 
 
 class _Model(BaseModel):
@@ -58,7 +59,7 @@ def model_of(source: Source, config: ModelSpec | None, asked: Facts, name: str) 
     if facts["top_k"] is None:
         facts["top_k"] = 1
         source.notes.append("the file does not say how many experts a token goes to: 1 taken; give --top-k")
-    facts["attention"] = {key: facts.pop(key) for key in ("kv_size", "num_heads", "num_kv_heads") if key in facts}
+    facts["attention"] = {key: facts.pop(key) for key in ATTENTION if key in facts}
     facts["name"] = facts["name"] or name
     return validated(_Model, canonical_json({"model": facts}), source="model", what="a model").model
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
-from ..model import Attention, ModelSpec
+from ..model import Attention, Latent, ModelSpec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -182,11 +182,20 @@ def _shared_experts(layer: MoELayer) -> int | None:
 def _attention(config: Any) -> Attention:
     """Heads, and the elements that a cache keeps a token: those of the latent vector, where there is one (MLA)."""
     heads, kv_heads = _number(config, *HEADS), _number(config, *KV_HEADS)
-    latent = _number(config, "kv_lora_rank")
-    if latent is not None:
-        return Attention(kv_size=latent + (_number(config, "qk_rope_head_dim") or 0), num_heads=heads)
+    rank, rope = _number(config, "kv_lora_rank"), _number(config, "qk_rope_head_dim")
+    if rank is not None:
+        return Attention(kv_size=rank + (rope or 0), num_heads=heads, latent=_latent(config, rank, rope))
     hidden, head_dim = _number(config, "hidden_size"), _number(config, "head_dim")
     if head_dim is None and hidden and heads:
         head_dim = hidden // heads
     kv_size = 2 * kv_heads * head_dim if kv_heads and head_dim else None
     return Attention(kv_size=kv_size, num_heads=heads, num_kv_heads=kv_heads)
+
+
+def _latent(config: Any, rank: int, rope: int | None) -> Latent | None:
+    """Latent attention; None where the configuration leaves a size of its heads out."""
+    head, value = _number(config, "qk_nope_head_dim"), _number(config, "v_head_dim")
+    if head is None or rope is None or value is None:
+        return None
+    q_rank = _number(config, "q_lora_rank")
+    return Latent(kv_rank=rank, q_rank=q_rank, head_size=head, rope_size=rope, value_size=value)

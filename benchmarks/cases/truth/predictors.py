@@ -27,7 +27,7 @@ from moeplan.solvers.placement import Placement
 from moeplan.solvers.ports import port_copies, remote_visits
 from moeplan.solvers.replicas import ReplicaTable
 from moeplan.solvers.seconds import attention_seconds, exchange_seconds, expert_seconds, gather_seconds, slowest
-from moeplan.traces.model import Attention, ModelSpec
+from moeplan.traces.model import Attention, Latent, ModelSpec
 
 from ...pipemoe_presets import PRESETS, table_iv
 from ...routing import carried_on, expert_devices, markov, sample_counts
@@ -96,11 +96,12 @@ def exflow_step(*, experts: int, gpus: int, tokens: int, context: int, preset: s
     held = np.full((1, NUM_LAYERS, gpus), tokens)
     computed_s = _sum(attention_seconds(held, held * (2 * context + 1), costs.attention))
     computed_s += _sum(expert_seconds(held, np.full(gpus, experts // gpus), costs.experts))
+    each = NUM_LAYERS / len(weights)  # transitions lead to all layers but the first, whose exchange is as theirs
     if not coherent:
-        return computed_s + 2 * exchange_s(np.ones_like(weights), in_order(weights, gpus), tokens)
+        return computed_s + each * 2 * exchange_s(np.ones_like(weights), in_order(weights, gpus), tokens)
     gather = _costs(None, spec, cluster=cluster).gather
     gathered = gather_seconds(held[:, :1], ID_BYTES, NODE, tuple(cluster.links), gather)
-    return computed_s + exchange_s(weights, placed(weights, cluster), tokens) + _sum(slowest(gathered))
+    return computed_s + each * exchange_s(weights, placed(weights, cluster), tokens) + _sum(slowest(gathered))
 
 
 def hottest(*, loads: Sequence[float], devices: int, slots: int, method: str) -> float:
@@ -292,11 +293,15 @@ def _costs(
 def _spec(
     *, experts: int, top_k: int, hidden: int, ffn: int, element_bytes: int, kv: int | None = None,
     heads: int | None = None, kv_heads: int | None = None, groups: int | None = None, top_groups: int | None = None,
+    kv_rank: int | None = None, q_rank: int | None = None, head: int = 0, rope: int = 0, value: int = 0,
 ) -> ModelSpec:  # fmt: skip
+    latent = None
+    if kv_rank is not None:
+        latent = Latent(kv_rank=kv_rank, q_rank=q_rank, head_size=head, rope_size=rope, value_size=value)
     return ModelSpec(
         name="published", layer_ids=tuple(range(LAYERS)), num_experts=experts, top_k=top_k, hidden_size=hidden,
         ffn_size=ffn, dtype_bytes=element_bytes, num_expert_groups=groups, top_k_groups=top_groups,
-        attention=Attention(kv_size=kv, num_heads=heads, num_kv_heads=kv_heads or heads),
+        attention=Attention(kv_size=kv, num_heads=heads, num_kv_heads=kv_heads or heads, latent=latent),
     )  # fmt: skip
 
 

@@ -28,7 +28,10 @@ class Figure(_Checked):
     what: Text
     measured: float
     unit: Literal["x", "share", "s", "MiB", "load"]
-    neutral: float | None = None  #: Of a figure that is a change: what it would be without; better and worse part there
+    #: Of a change: what it would be without, where better and worse part; a number, or the figure that says it
+    neutral: float | str | None = None
+    forced: bool = False  #: Of a change: whether no prediction could have told it wrong
+    arithmetic: bool = False  #: Whether the set-up alone gives it: no evidence
     by: str = ""  #: The predictor; empty: the source's
     given: dict[str, Any] = {}  #: What it is given beside, or in place of, what the source says
     over: dict[str, Any] = {}  #: What differs in the prediction that this one is divided by; empty: it is not
@@ -69,6 +72,7 @@ class Left(_Checked):
 class Published(_Checked):
     """All of the file."""
 
+    exceptions: list[Text]  #: From the rules that the file begins with
     models: dict[str, dict[str, int]]  #: Sizes by the name that `given` refers to
     sources: list[Source]
     not_predicted: list[Left]
@@ -77,11 +81,16 @@ class Published(_Checked):
     def _can_be_predicted(self) -> "Published":
         for source in self.sources:
             for figure in source.figures:
-                self._check(f"{source.name}, {figure.what}", figure, *source.calls(figure, self.models))
+                name, others = f"{source.name}, {figure.what}", [one.what for one in source.figures]
+                if isinstance(figure.neutral, str) and figure.neutral not in others:
+                    raise ValueError(f"{name}: neutral {figure.neutral!r}; expected a figure of its source")
+                self._check(name, figure, *source.calls(figure, self.models))
         return self
 
     @staticmethod
     def _check(name: str, figure: Figure, by: str, calls: list[dict[str, Any]]) -> None:
+        if figure.forced and figure.neutral is None:
+            raise ValueError(f"{name}: forced, and no change; expected neutral beside it")
         if not figure.measured:
             raise ValueError(f"{name}: measured 0; expected a figure of which an error can be a share")
         if by not in PREDICTORS:

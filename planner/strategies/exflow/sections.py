@@ -1,6 +1,7 @@
 """Screen and page of an exflow plan: savings by coherence and by placement, the search, the cost of re-planning."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,9 +10,10 @@ import numpy as np
 from ....runtime.plan import Contender, Part, Plan
 from ....traces.counts import count
 from ...document import Section, Text
+from ...evaluate.journey import today
 from ...evaluate.metrics import COPIES, NODE_COPIES
 from ...figures import bytes_text, contender_of, figure_of, percent
-from ...picture import Heat
+from ...picture import Heat, group_size, grouped
 from ..placement_options import PlacementOptions
 from .options import Replanned
 
@@ -77,29 +79,33 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
 
 def pictures(plan: Plan, folder: Path, task: "Task | None") -> Iterator[Section]:
     """Transitions between experts, in their own order and as the plan places them, in a few layers."""
-    placement, num_experts = plan.placement, plan.model.num_experts
+    placement, title = plan.placement, "Transitions between experts"
     if task is None or placement is None or plan.model.num_layers < 2:
         return
+    if placement.has_replicas:
+        yield Section(title, (Text.of("not drawn: an expert with replicas is on several devices"),))
+        return
     table_LEE = count(task.trace, pairs="top1", phases=task.request.phases or None).transitions
-    devices = plan.cluster.num_devices
-    share_LEE = table_LEE / np.maximum(table_LEE.sum(axis=2, keepdims=True), 1)
     layers = np.unique(np.linspace(0, len(table_LEE) - 1, MAPS).round().astype(int)).tolist()
-    top = float(share_LEE[layers].max())
-    home_LE = np.array([placement.holds(layer).argmax(axis=1) for layer in range(placement.num_layers)])
-    in_order = np.arange(num_experts) * devices // num_experts
-    heats = list[Heat]()
+    in_force = today(plan.model, plan.cluster, placement.slots).journey.placement
+    placements = {"today": in_force, "plan": placement}
+    size, heats = group_size(plan.model.num_experts, len(layers) * len(placements)), list[Heat]()
     for layer in layers:
-        for name, of_LE in (("today", np.broadcast_to(in_order, home_LE.shape)), ("plan", home_LE)):
-            rows, columns = (np.argsort(of_E, kind="stable") for of_E in of_LE[layer : layer + 2])
-            borders = np.flatnonzero(np.diff(of_LE[layer][rows])) + 1
-            shares = share_LEE[layer][np.ix_(rows, columns)]
-            heats.append(Heat(f"{layer} to {layer + 1}, {name}", shares, top, borders=borders.tolist(), small=True))
+        for name, one in placements.items():
+            rows, columns = (np.argsort(one.holds(at).argmax(axis=1), kind="stable") for at in (layer, layer + 1))
+            table = grouped(table_LEE[layer][np.ix_(rows, columns)], size)
+            shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
+            borders = (np.cumsum(one.slots)[:-1] / size).tolist()
+            heats.append(Heat(f"{layer} to {layer + 1}, {name}", shares, 0, borders=borders, small=True))
+    top = max(float(heat.table.max()) for heat in heats)
     text = (
         "Of the tokens whose first choice is the row's expert, the share that goes on to the column's in the next"
         f" layer; all tokens of the trace, {len(layers)} of {len(table_LEE)} pairs of layers. Lines part devices: in a"
-        f" square on the diagonal tokens stay on their device. Darkest: {percent(top)}."
+        f" square on the diagonal tokens stay on their device. Strongest colour: {percent(top)}."
     )
-    yield Section("Transitions between experts", (Text.of(text), *heats))
+    if size > 1:
+        text += f" Rows and columns are groups of {size} experts."
+    yield Section(title, (Text.of(text), *(replace(heat, top=top) for heat in heats)))
 
 
 def _even_kv(plan: Plan, ours: Contender, base: Contender) -> str:

@@ -97,4 +97,5 @@ def _drawn(steps: Ints, changed: Ints, balance: dict[str, Floats]) -> Iterator[P
     ]
     yield Plot("Balance", lines, x, Axis("busiest device over the mean", log=True))
     each = [int(np.isin(changed, steps[part]).sum()) for part in parts]
-    yield Plot("Changes by the plan", [Line(at, each, "", BLUE, "steps")], x, Axis("moves, a point", zero=True))
+    edges = [float(steps[part[0]]) for part in parts] + [float(steps[-1]) + 1]
+    yield Plot("Changes by the plan", [Line(edges, each, "", BLUE, "steps")], x, Axis("moves, a point", zero=True))

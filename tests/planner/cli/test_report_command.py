@@ -27,8 +27,12 @@ def home(moeplan: Any, make_trace: Any, tmp_path_factory: pytest.TempPathFactory
 
 def test_a_page_and_a_card_are_written_where_asked_for(moeplan: Any, home: Path) -> None:
     assert moeplan("report", "plan.json", cwd=home).stdout == "wrote     report.html\n"
-    told = json.loads(moeplan("report", "plan.json", "-o", "card.svg", "--json", cwd=home).stdout)
-    assert (told["output"], told["left_out"], told["certificate"]["replayed"]) == ("card.svg", [], True)
+    told, card = (
+        json.loads(moeplan("report", "plan.json", "-o", name, "--json", cwd=home).stdout)
+        for name in ("report.html", "card.svg")
+    )
+    assert (card["output"], card["sections"], card["certificate"]["replayed"]) == ("card.svg", [], True)
+    assert told["left_out"] == []
     assert {"Load of devices", "Bytes between devices", "What it rests on", "What to type next"} <= {*told["sections"]}
     assert (home / "card.svg").read_text().startswith("<svg ")
     page = (home / "report.html").read_text()

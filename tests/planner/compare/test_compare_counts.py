@@ -12,8 +12,8 @@ from moeplan.planner.certify import certify
 from moeplan.planner.compare import Comparison, compare
 from moeplan.planner.figures import megabytes
 from moeplan.planner.report.compare import as_dict, compare_report, write_comparison
-from moeplan.planner.report.pictures import traffic_section
 from moeplan.planner.report.remarks import rule_words
+from moeplan.planner.report.traffic import traffic_section
 from moeplan.solvers.replicas import ReplayRule, ReplicaTable
 from moeplan.traces.schema import PHASES
 from moeplan.traces.split import fitted

@@ -33,7 +33,7 @@ from moeplan.profilers.profile import Profile, load, save
 from moeplan.profilers.series import Series
 from moeplan.solvers.placement import Placement, ReplicaRule
 from moeplan.solvers.seconds import Curve2
-from moeplan.traces.model import Attention
+from moeplan.traces.model import Attention, Latent
 from tests.builders import known, measured_profile, model, series
 from tests.planner.makers import in_several_steps, judged, planned, scene_of, sized, tokens
 
@@ -307,6 +307,40 @@ def test_a_roofline_takes_the_models_keys_and_values_and_tokens_of_a_step(make_t
     source, eight_bits_s = attention(1024, queries=1, dtype_bytes=1)
     assert source == "attention/fp8 (roofline, not measured)"
     assert eight_bits_s == pytest.approx(decoded_s / 2)
+
+
+MLA = Attention(
+    kv_size=576,
+    num_heads=128,
+    latent=Latent(kv_rank=512, q_rank=1536, head_size=128, rope_size=64, value_size=128),
+)
+
+
+@pytest.mark.parametrize("decode", [True, False])
+def test_a_roofline_prices_latent_attention_by_its_projections_of_low_rank(make_trace: Any, decode: bool) -> None:
+    spec = replace(make_trace().model, hidden_size=7168, ffn_size=2048, dtype_bytes=2, attention=MLA)
+    profile, hidden, heads = load_preset("h100_sxm"), 7168, 128
+    queries = 1.0 if decode else 2.0**30
+    curve = known(known(CostModel.of(profile, Cluster(1, 8), spec, samples=True, queries=queries)).attention)
+    tokens, length = 4096.0, 4096.0
+    seconds = curve(np.array([tokens / length]), np.array([length]), np.ones(1)).seconds[0]
+    law: Any = known(known(profile.series["attention/bf16"]).fit).model
+    weights = sum(
+        rows * columns
+        for rows, columns in (
+            (hidden, 1536),  # q down
+            (1536, heads * (128 + 64)),  # q up
+            (hidden, 512 + 64),  # kv down
+            (512, heads * (128 + 128)),  # kv up
+            (heads * 128, hidden),  # o
+        )
+    )
+    each = heads * (512 + 64 + 512) if decode else heads * (128 + 64 + 128)  # with a token of the context
+    macs = tokens * weights + tokens * (length + 1) / 2 * each
+    assert seconds == pytest.approx(2 * macs / (law.compute_share * law.flops))
+    full = known(known(CostModel.of(profile, Cluster(1, 8), spec, samples=True, queries=1.0)).attention)
+    few = full(np.array([1.0]), np.array([1.0]), np.ones(1)).seconds[0]  # reads the weights
+    assert few == pytest.approx(2 * (weights + 2 * hidden + 576 * 2) / (law.memory_share * law.bytes_per_s), rel=1e-6)
 
 
 def test_tokens_of_a_sample_in_a_step_are_counted_by_recorded_steps(make_trace: Any, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def pages(make_trace: Any, make_profile: Any, tmp_path_factory: pytest.TempPathF
     return [folder / name for name in ("report.html", "compare.html", "trace.html", "profile.html", "card.svg")]
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(375, "light"), (375, "dark"), (1280, "light")])
+@pytest.mark.parametrize(("width", "scheme"), [(375, "light"), (375, "dark"), (794, "light"), (1280, "light")])
 def test_no_page_complains_asks_or_overflows(browser: Browser, pages: list[Path], width: int, scheme: str) -> None:
     for page in pages:
         seen = browser.visit(page, width=width, scheme=scheme)

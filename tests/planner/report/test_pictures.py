@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moeplan.planner.document import Section
-from moeplan.planner.picture import RED
+from moeplan.planner.picture import RED, heat
 from moeplan.planner.report import profile_picture
 from moeplan.planner.report import trace as trace_page
 from moeplan.planner.report.profile_picture import slice_of, text_picture, write_profile_page
@@ -18,7 +18,7 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.fits.fit import Fit
 from moeplan.profilers.profile import Profile
 from moeplan.profilers.series import Series
-from moeplan.traces.statistics import describe, describe_counts
+from moeplan.traces.statistics import Statistics, describe, describe_counts
 from tests.builders import known, measured_profile, series
 from tests.planner.makers import counted, pictures_in
 
@@ -178,7 +178,7 @@ def test_layer_axes_have_whole_ticks_that_name_the_hidden_layer_where_it_differs
 
 def test_many_experts_are_drawn_in_groups_that_say_so(make_trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     statistics: Any = describe(make_trace(layers=3, experts=8, samples=60))
-    monkeypatch.setattr(trace_page, "MAX_CELLS", 2 * 3 * 3)
+    monkeypatch.setattr(heat, "MAX_CELLS", 2 * 3 * 3)
     section = sections_of(statistics)["Transitions"]
     assert "groups of 3 experts" in section.body[0].lines[0]  # type: ignore[union-attr]
     first = statistics.tokens.counts.transitions[0]
@@ -200,3 +200,18 @@ def test_a_trace_with_little_in_it_is_drawn_too(make_trace: Any, tmp_path: Path,
     trace = make_trace(**shape)
     write_trace_page(trace, describe(trace, coactivation=True), tmp_path / "p.html")
     assert "<h2>Loads</h2>" in (tmp_path / "p.html").read_text()
+
+
+def test_a_page_warns_of_random_tokens_as_the_screen_does(
+    make_trace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = make_trace()
+    monkeypatch.setattr(Statistics, "as_of_random_tokens", property(lambda _: True))
+    write_trace_page(trace, describe(trace), tmp_path / "p.html")
+    assert "Recordings of random tokens look so" in (tmp_path / "p.html").read_text()
+
+
+def test_loads_of_few_tokens_are_over_their_mean(make_trace: Any) -> None:
+    statistics: Any = describe(make_trace(samples=1, tokens=2, experts=8, top_k=1))
+    (loads,) = pictures_in(sections_of(statistics)["Loads"])
+    np.testing.assert_allclose(loads.table.mean(axis=1), 1.0)

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import re
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,24 +15,34 @@ import pytest
 from moeplan.errors import StorageError
 from moeplan.planner.certify import recount
 from moeplan.planner.document import write_page
+from moeplan.planner.evaluate.price import PASSES, SOURCES, UNCUT
 from moeplan.planner.evaluate.sums import device_ratios
 from moeplan.planner.figures import contender_of
+from moeplan.planner.picture import GREY
+from moeplan.planner.report import card as card_module
 from moeplan.planner.report.answer import answer, headline
 from moeplan.planner.report.command import made_by
+from moeplan.planner.report.next_step import per_engine
 from moeplan.planner.report.page import PlanPage
-from moeplan.planner.report.pictures import histogram, load_section, strips, time_section, traffic_section
+from moeplan.planner.report.pictures import MOST_BARS, PARTS, histogram, load_section, strips, time_section
+from moeplan.planner.report.traffic import traffic_section
+from moeplan.planner.strategies.registry import strategy
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.profile import load as load_profile
 from moeplan.runtime.plan import Contender, Metric, Part
+from moeplan.traces.counts import count
 from tests.builders import known
 from tests.planner.makers import edited, pictures_in, planned, tallied
 
 TODAY = "contiguous/standard"
+SVG = "{http://www.w3.org/2000/svg}"
 KINDS: dict[str, dict[str, Any]] = {
     "eplb": {"redundant": 4},
     "exflow": {},
     "netmoe": {},
     "pipemoe": {"max_degree": 4},
+    "luffy": {"links": ("intra=100:2", "inter=10:5")},
+    "auto": {},
 }
 
 
@@ -85,7 +96,7 @@ def test_bars_add_up_to_the_step_and_say_the_percent_of_the_ideal_that_tables_sa
     whole = shown.plan.decisions.pipeline is None
     (bars,) = pictures_in(known(time_section(part, today, whole=whole)))
     unit = {"us": 1e6, "ms": 1e3, "s": 1.0}[bars.x.title.split()[0]]
-    for bar, one in zip(bars.bars, part.contenders, strict=False):
+    for bar, one in zip(bars.bars, part.contenders[:MOST_BARS], strict=False):
         step = one.metrics["step_s"].value
         assert sum(span.length for span in bar.spans) == pytest.approx(step * unit, rel=1e-9)
         ends = [(span.start, span.start + span.length) for span in bar.spans]
@@ -113,7 +124,7 @@ def test_the_page_is_small_offline_and_says_what_solve_says(shown: PlanPage, tmp
     plan = shown.plan
     for said in (answer(plan).replace("'", "&#x27;"), plan.plan_sha256, plan.inputs.trace.sha256, "certified "):  # type: ignore[union-attr]
         assert said in text
-    assert f"{known(plan.evaluation).fit.num_tokens:,} tokens of " in text
+    assert f"{known(plan.evaluation).fit.num_tokens:,} tokens, " in text
     balance = values(shown, known(shown.shown)[2])["balance"]
     for figure in (balance, 1 / balance, balance - 1):
         assert f"<td>{figure:.3f}</td>" in text
@@ -156,6 +167,7 @@ def test_hostile_names_are_escaped(trace: Any, tmp_path: Path) -> None:
         shown.write(tmp_path / name)
         assert hostile not in (tmp_path / name).read_text()
         assert "&lt;/script&gt;" in (tmp_path / name).read_text()
+    ElementTree.parse(tmp_path / "card.svg")
 
 
 @pytest.mark.parametrize("name", ["report.html", "card.svg"])
@@ -208,27 +220,168 @@ def test_a_plan_that_was_not_judged_has_no_pictures(trace: Any, tmp_path: Path) 
     assert bare.plan_sha256 in text
 
 
-def test_many_layers_of_many_devices_stay_below_2_mb(tmp_path: Path) -> None:
-    rng, devices = np.random.default_rng(0), 512
-    loads = rng.integers(1, 99, (40, 61, devices))
-    tally: Any = SimpleNamespace(
-        loads=loads, slots=np.ones(devices), between_per_step=rng.random((devices, devices)) * (1 - np.eye(devices))
-    )
-    metrics = {name: Metric(value=1.0) for name in ("balance", "inter_bytes", "intra_bytes")}
-    rows = tuple(Contender(name=name, dispatch_model="standard", metrics=metrics) for name in ("plan", "contiguous"))
-    counts: dict[str, Any] = {
-        "num_samples": 1,
-        "num_tokens": 1,
-        "num_steps": 40,
-        "dropped_samples": 0,
-        "tokens_per_step": 1.0,
-    }
-    part, other = Part(contenders=rows, **counts), SimpleNamespace(**vars(tally) | {"loads": loads[::-1] + 1})
-    other.between_per_step = tally.between_per_step.T
-    tallies: Any = {"plan/standard": tally, TODAY: other}
-    sections = [
-        load_section(part, tallies, TODAY, ["plan/standard"]),
-        known(traffic_section(part, tallies, [TODAY, "plan/standard"], TODAY, Cluster(64, 8))),
-    ]
-    write_page(tmp_path / "p.html", "large", "", sections)
+def drawn_of(
+    labels: list[str], *, devices: int = 4, layers: int = 3, steps: int = 5, **figures: float
+) -> tuple[Part, dict[str, Any]]:
+    """A part with contenders of random loads and copies, today last, and their tallies."""
+    rng, rows, tallies = np.random.default_rng(0), list[Contender](), dict[str, Any]()
+    metrics = {"balance": 1.5, "inter_bytes": 4e6, "intra_bytes": 1e6, "step_s": 1.0, "experts_s": 1.0} | figures
+    for label in (*labels, TODAY):
+        name, _, dispatch_model = label.rpartition("/")
+        known = {name: Metric(value=value) for name, value in metrics.items()}
+        rows.append(Contender(name=name, dispatch_model=dispatch_model, metrics=known))  # type: ignore[arg-type]
+        tallies[label] = SimpleNamespace(
+            loads=rng.integers(1, 99, (steps, layers, devices)),
+            slots=np.ones(devices),
+            between_per_step=rng.random((devices, devices)) * (1 - np.eye(devices)),
+        )
+    counts: dict[str, Any] = {"num_samples": 1, "num_tokens": 1, "num_steps": steps, "dropped_samples": 0}
+    return Part(contenders=tuple(rows), tokens_per_step=1.0, **counts), tallies
+
+
+@pytest.mark.parametrize(("devices", "plans"), [(512, 1), (512, 10)])
+def test_many_layers_of_many_devices_stay_below_2_mb(tmp_path: Path, devices: int, plans: int) -> None:
+    labels = [f"plan {number}/standard" for number in range(plans)]
+    part, tallies = drawn_of(labels, devices=devices, layers=61, steps=10)
+    traffic = known(traffic_section(part, tallies, [TODAY, *labels], TODAY, Cluster(64, 8)))
+    loads = load_section(part, tallies, TODAY, labels)
+    write_page(tmp_path / "p.html", "large", "", [loads, traffic])
     assert (tmp_path / "p.html").stat().st_size < 2e6
+    assert "quantiles of 512 devices" in loads.body[0].lines[0]  # type: ignore[union-attr]
+    heats, (about, *_) = pictures_in(traffic), traffic.body
+    size = 512 // len(heats[0].table)
+    assert about.lines[-1] == f"rows and columns are groups of {size} devices"  # type: ignore[union-attr]
+    bytes_DD = tallies[labels[0]].between_per_step
+    far_DD = np.kron(np.eye(64), np.ones((8, 8))) == 0
+    each = np.where(far_DD, 4 / bytes_DD[far_DD].sum(), 1 / bytes_DD[~far_DD].sum())
+    assert heats[1].table[0, 3] == pytest.approx((bytes_DD * each)[:size, 3 * size : 4 * size].sum())
+
+
+def test_today_is_grey_in_every_picture_and_no_plan_is() -> None:
+    labels = ["first/standard", "second/standard", "third/standard"]
+    part, tallies = drawn_of(labels)
+    now, *ours = [strip.lines[0].colour for strip in strips(part, tallies, TODAY, labels)]
+    colours = {line.name: line.colour for line in histogram(part, tallies, TODAY, labels).lines}
+    assert now == colours["today"] == GREY
+    assert ours == [colours[label.partition("/")[0]] for label in labels]
+    assert len({now, *ours}) == 4
+
+
+def test_the_last_bin_of_the_histogram_is_drawn_and_says_that_it_holds_more() -> None:
+    part, tallies = drawn_of(["plan/standard"], steps=40)
+    tallies[TODAY].loads[:, :, :] = 7  # even: ratios of 1, and a little less by rounding
+    tallies[TODAY].loads[0, 0, 0] = 10**6
+    tallies[TODAY].loads = tallies[TODAY].loads * (1 - 1e-16)
+    plot = histogram(part, tallies, TODAY, ["plan/standard"])
+    assert "and more" in plot.x.title
+    line = next(line for line in plot.lines if line.name == "today")
+    assert np.sum(line.y) == pytest.approx(100)
+    (stroke,) = re.findall(f'<path class="l{GREY}"[^>]* d="M([^"]*)"', plot.content()[0])
+    points = [tuple(map(float, point.split())) for point in stroke.split("L")]
+    assert points[-1][0] == max(x for x, _ in points) == 392  # the axis's end
+    assert points[-1][1] == points[-2][1]
+
+
+def test_layers_of_a_strip_have_whole_numbers() -> None:
+    for layers in (1, 2, 70):
+        part, tallies = drawn_of(["plan/standard"], layers=layers)
+        ticks = next(strips(part, tallies, TODAY, ["plan/standard"])).y.ticks
+        assert [words for _, words in ticks] == [str(int(at)) for at, _ in ticks]
+        assert len(ticks) <= 9
+
+
+def test_today_has_a_bar_beside_however_many_plans_and_the_rest_is_counted() -> None:
+    part, _ = drawn_of([f"plan {number}/standard" for number in range(12)])
+    section = known(time_section(part, TODAY, whole=True))
+    (bars,) = pictures_in(section)
+    assert [bar.name for bar in bars.bars] == [f"plan {number}" for number in range(9)] + ["today"]
+    assert section.body[0].lines[-1] == "3 more: in the tables"  # type: ignore[union-attr]
+
+
+def test_parts_of_one_bar_have_colours_of_their_own() -> None:
+    for parts in (SOURCES, (*UNCUT, *PASSES)):
+        assert len({PARTS[name] for name in parts}) == len(tuple(parts))
+
+
+def test_copies_rarer_than_one_a_step_keep_their_bytes_and_gathered_bytes_are_told() -> None:
+    part, tallies = drawn_of(["plan/coherent"], kv_bytes=7e6)
+    rare = tallies["plan/coherent"]
+    rare.between_per_step = rare.between_per_step / 100
+    rare.between_per_step[:2, :2] = rare.between_per_step[2:, 2:] = 0  # none inside nodes
+    section = known(traffic_section(part, tallies, ["plan/coherent"], TODAY, Cluster(2, 2)))
+    (heat,) = pictures_in(section)
+    assert heat.table.sum() == pytest.approx(4.0)
+    table: Any = section.body[-1]
+    assert [(column.header, column.cells) for column in table.columns][-1] == ("MB of K and V", ["7"])
+    assert "K and V" in section.body[0].lines[1]  # type: ignore[union-attr]
+
+
+def test_pairs_of_devices_are_those_of_a_loop_over_tokens(make_trace: Any, tmp_path: Path) -> None:
+    trace = make_trace(samples=63, tokens=6, ranks=4, columns=("step", "sample", "source_rank"), top_k=3)
+    plan = edited(planned(trace, "eplb", "2x2", fit_fraction=1.0, tokens_per_step=None), "seed", 0)
+    shown = PlanPage(plan, tmp_path / "plan.json", recount(plan, trace.path, keep=True), None)
+    part, today, _ = known(shown.shown)
+    (heat,) = pictures_in(known(traffic_section(part, shown.tallies, [today], today, plan.cluster)))
+    sent = np.zeros((4, 4))
+    for batch in trace.batches():
+        for home, token in zip(batch.source_rank, batch.ids, strict=True):
+            for layer in token:
+                for device in {int(expert) // 2 for expert in layer} - {int(home)}:
+                    sent[home, device] += 1
+                    sent[device, home] += 1
+    far = np.kron(np.eye(2), np.ones((2, 2))) == 0
+    for mask in (far, ~far):
+        np.testing.assert_allclose(heat.table[mask] / heat.table[mask].sum(), sent[mask] / sent[mask].sum())
+
+
+def test_recorded_steps_are_told_with_their_samples(make_trace: Any, tmp_path: Path) -> None:
+    trace = make_trace(samples=63, tokens=6, columns=("step", "sample"))
+    plan = planned(trace, "netmoe", "2x2", tokens_per_step=None, to=tmp_path / "plan.json")
+    shown = PlanPage(plan, tmp_path / "plan.json", recount(plan, trace.path, folder=tmp_path, keep=True), None)
+    fit = plan.evaluation.fit
+    assert fit.num_samples > fit.num_steps > 1
+    shown.write(tmp_path / "report.html")
+    said = f"{fit.num_tokens:,} tokens, steps: {fit.num_steps:,} of {fit.num_samples:,} samples"
+    assert said in (tmp_path / "report.html").read_text()
+
+
+def test_transitions_are_parted_by_devices_and_replicas_are_not_drawn(make_trace: Any, tmp_path: Path) -> None:
+    trace = make_trace(samples=60)
+    plan = planned(trace, "exflow", "2x2")
+    task = recount(plan, trace.path, keep=True).task
+    today, ours, *_ = pictures_in(next(strategy("exflow").pictures(plan, tmp_path, task)))
+    assert today.borders == ours.borders == [2, 4, 6]
+    counts = count(trace, pairs="top1").transitions[0]
+    order = [np.argsort(plan.placement.holds(layer).argmax(axis=1), kind="stable") for layer in (0, 1)]
+    for picture, (rows, columns) in ((today, [np.arange(8)] * 2), (ours, order)):
+        shares = counts[np.ix_(rows, columns)] / np.maximum(counts[rows].sum(axis=1, keepdims=True), 1)
+        np.testing.assert_allclose(picture.table, shares)
+    uneven = make_trace(samples=60, experts=6)  # in eight slots
+    plan = planned(uneven, "exflow", "2x2")
+    (section,) = strategy("exflow").pictures(plan, tmp_path, recount(plan, uneven.path, keep=True).task)
+    assert "not drawn" in section.body[0].lines[0]  # type: ignore[union-attr]
+
+
+def test_the_card_cuts_long_titles_and_answers_visibly(trace: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    plan = edited(planned(trace, "eplb", "2x2"), "model.name", "m" * 200)
+    monkeypatch.setattr(card_module, "answer", lambda _: "word " * 400)
+    shown = PlanPage(plan, tmp_path / "plan.json", recount(plan, keep=True), None)
+    shown.write(tmp_path / "card.svg")
+    texts = [one.text or "" for one in ElementTree.parse(tmp_path / "card.svg").getroot().iter(f"{SVG}text")]
+    assert len(texts[0]) <= 44
+    assert "..." in texts[0]
+    assert [text for text in texts if text.endswith("word ...")]
+
+
+@pytest.mark.parametrize("value", ["benefit", "none"])
+def test_commands_quote_the_plan_and_none_is_given_where_there_is_nothing_to_apply(trace: Any, value: str) -> None:
+    plan = edited(planned(trace, "eplb", "2x2"), "verdict.value", value)
+    plan = edited(edited(plan, "verdict.gain.low", -1.0), "verdict.gain.high", -0.5)
+    rows = per_engine(plan, Path("my plans/a.json"))
+    commands = [row for row in rows.values() if "--engine" in row and row.startswith("moeplan")]
+    assert commands
+    for command in commands:
+        words = shlex.split(command)
+        assert words[2] == "my plans/a.json"
+        assert ("--force" in words) == (value == "none")
+    assert (rows["moeplan.runtime"] == "nothing to apply") == (value == "none")

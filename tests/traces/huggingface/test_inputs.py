@@ -20,6 +20,7 @@ from moeplan.traces.huggingface.checkpoint import load_model, load_tokenizer, to
 from moeplan.traces.huggingface.config import spec_of_config
 from moeplan.traces.huggingface.prompts import Prompts, dataset_prompts, text_prompts
 from moeplan.traces.recording.layers import moe_layers, spec_of
+from tests.builders import known
 from tests.traces.huggingface.families import FAMILIES
 
 
@@ -171,6 +172,10 @@ def test_deepseek_v3_as_its_authors_wrote_it(tmp_path: Path) -> None:
     assert (spec.num_experts, spec.top_k) == (256, 8)
     assert (spec.num_expert_groups, spec.top_k_groups, spec.num_mtp_layers) == (8, 4, 1)
     assert (spec.dtype_bytes, spec.attention.kv_size, spec.ffn_size) == (2, 576, 2048)
+    assert spec.attention.latent is None  # the file leaves sizes of heads out
+    heads = {"qk_nope_head_dim": 128, "v_head_dim": 128, "q_lora_rank": 1536}
+    whole = spec_of_config(written(tmp_path, DEEPSEEK_V3 | heads))
+    assert known(whole.attention.latent).weights(128, 7168) == 187_105_280
 
 
 @pytest.mark.parametrize(

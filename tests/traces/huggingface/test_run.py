@@ -17,6 +17,7 @@ import moeplan.traces
 from moeplan.errors import UsageError
 from moeplan.traces.huggingface.checkpoint import load_model
 from moeplan.traces.huggingface.record import _Progress, record_model
+from moeplan.traces.model import Latent
 from moeplan.traces.reader import open_trace
 from moeplan.traces.recording.kept import sampled
 from tests.traces.huggingface.families import FAMILIES
@@ -291,6 +292,8 @@ def test_tokens_go_where_the_routers_top_k_sends_and_the_trace_knows_the_model(
     assert spec.ffn_size == (16 if family in (*GROUPED, "qwen2_moe", "qwen3_moe") else 24)
     assert spec.attention.kv_size == (12 + 4 if family.startswith("deepseek") else 2 * 2 * 8)
     assert spec.attention.num_heads == 4
+    latent = Latent(kv_rank=12, q_rank=10, head_size=8, rope_size=4, value_size=8)
+    assert spec.attention.latent == (latent if family.startswith("deepseek") else None)
 
 
 def test_the_choice_of_groups_and_biases_differs_from_the_plain_top_k(checkpoint: Callable[..., Path]) -> None:
