@@ -149,7 +149,7 @@ def _check_links(cluster: Cluster, profile: Profile) -> None:
         ranks = sorted({one.ranks for one in profile.series.values() if one.case == "all_to_all"})
         raise UsageError(
             f"cluster {cluster}: no all-to-all of {devices} devices in {name}, which has"
-            f" {', '.join(map(str, ranks)) or 'none'}; give nodes of as many, or --link intra=GBps:us"
+            f" {', '.join(map(str, ranks)) or 'none'}; take nodes of these sizes, or give --link intra=GBps:us"
         )
 
 

@@ -54,7 +54,9 @@ def headline(plan: Plan) -> str:
     if verdict.share is None or doubted in (NOTHING_TO_GAIN, WORSE):
         return doubted
     noun = _noun(verdict, contender_of(evaluation.judging, verdict.against))
-    return f"{change_text(verdict.share.value)} {noun}{', not certain' if doubted else ''}"
+    doubts = ", not certain" if doubted else ""
+    changes = ", results change" if plan.decisions.wire is not None else ""
+    return f"{change_text(verdict.share.value)} {noun}{doubts}{changes}"
 
 
 def _noun(verdict: Verdict, against: Contender) -> str:

@@ -276,6 +276,12 @@ def _trust(plan: Plan, part: Part) -> Iterator[str]:
             "attention of samples that move takes longer than these seconds: the profile has fused attention, no"
             f" attended; {JOIN}"
         )
+    described = "attention" in options.sources and MOVED not in options.sources
+    if described and plan.dispatch_model == "migrating" and plan.verdict.metric in (STEP, AROUND):
+        yield (
+            "attention is described, not measured: moeplan.runtime takes longer for that of samples that move; measure"
+            " both with moeplan profile"
+        )
     if plan.inputs.profile is None:  # `_untimed` says how to have one
         return
     alike = dict[str, list[str]]()
