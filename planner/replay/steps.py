@@ -25,7 +25,7 @@ from ...traces.reader import Trace
 from ..evaluate.choosers import step_pairs
 from ..evaluate.evaluate import evaluate
 from ..evaluate.journey import Contender, Journey, pads_in, today
-from ..evaluate.metrics import COPIES, EXCHANGE, EXPERTS
+from ..evaluate.metrics import COMBINE, COPIES, DISPATCH, EXCHANGE, EXPERTS
 from ..evaluate.price import STEP, price
 from ..evaluate.rebalancing import check_steps
 from ..evaluate.replay import replay
@@ -223,8 +223,8 @@ class Stage:
                 tally = part.condensed(way_of(plan.plan.decisions), tally, alone.cluster)
             seconds = price(tally, contender.journey, alone).levels
             figures = {name: seconds[name] for name in (STEP, EXPERTS) if name in seconds}
-            if {"dispatch_s", "combine_s"} <= seconds.keys():
-                figures[EXCHANGE] = seconds["dispatch_s"] + seconds["combine_s"]
+            if {DISPATCH, COMBINE} <= seconds.keys():
+                figures[EXCHANGE] = seconds[DISPATCH] + seconds[COMBINE]
             if contender.journey.capacity_factor is None:
                 figures[COPIES] = np.broadcast_to(_copies(tally), (3, len(tally.loads)))
             by_contender.append({name: of_all[:, : self.num_steps] for name, of_all in figures.items()})

@@ -394,6 +394,8 @@ def doubted(metric: str, dispatch_model: str, missing: dict[str, str]) -> str:
         inputs=SimpleNamespace(profile=None),
         decisions=SimpleNamespace(wire=None, sample_policy=None),
         cluster=SimpleNamespace(num_devices=4),
+        fills=False,
+        dispatch_model=dispatch_model,
         options=options,
     )
     return " ".join(doubts(plan, judging.model_copy(update={"contenders": (ours, theirs)})))

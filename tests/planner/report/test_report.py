@@ -249,7 +249,7 @@ def test_many_layers_of_many_devices_stay_below_2_mb(tmp_path: Path, devices: in
     assert (tmp_path / "p.html").stat().st_size < 2e6
     assert "quantiles of 512 devices" in loads.body[0].lines[0]  # type: ignore[union-attr]
     heats, (about, *_) = pictures_in(traffic), traffic.body
-    size = 512 // len(heats[0].table)
+    size = -(-512 // len(heats[0].table))
     assert about.lines[-1] == f"rows and columns are groups of {size} devices"  # type: ignore[union-attr]
     bytes_DD = tallies[labels[0]].between_per_step
     far_DD = np.kron(np.eye(64), np.ones((8, 8))) == 0

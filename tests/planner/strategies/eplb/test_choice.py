@@ -91,6 +91,7 @@ def test_on_even_routing_in_single_slots_where_all_placements_are_alike_publishe
             request=SimpleNamespace(cluster=Cluster(1, 4), mixture=()),
             params=EplbParams(),
             say=lambda _: None,
+            workers=None,
         )
         left += choosing.choose(task, np.full(4, 4)).chosen != "published"
     assert left <= 3  # 0.4 are expected; four or more would be by chance in one of 1,000 such tests
