@@ -11,7 +11,7 @@ from ..options import EvaluationOptions
 from ..strategies.registry import chosen_by, decided_by
 from .answer import NOTHING_TO_GAIN, WORSE, carried, doubt
 
-RUNTIME_ALONE = ", in moeplan.runtime only; another plan, for an engine: moeplan solve --engine NAME"
+RUNTIME_ALONE = ", in moeplan.runtime alone; for engines: moeplan solve --engine NAME"
 
 
 def after_solve(plan: Plan, path: Path) -> str:
