@@ -38,6 +38,7 @@ TRIES = 3  # times that a task may lose its worker
 HERE_S = 1.0  # of work that `auto` does in this process before it starts others: about what their start takes
 ANSWER_S = 20  # that a scheduler of Dask has to answer
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+FEWER = "memory may have run out: try again, or with fewer --workers"
 EXPECTED = "expected auto, a number of processes, ray, ray://HEAD:PORT or dask://HOST:PORT"
 QUIET_RAY = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
 _place = threading.local()  # `inside`: whether this thread runs a worker's task
@@ -80,9 +81,6 @@ class Pending(Generic[T]):
             raise value
         result: T = value
         return result
-
-
-FEWER = "memory may have run out: try again, or with fewer --workers"
 
 
 @dataclass(frozen=True, slots=True)

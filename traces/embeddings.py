@@ -102,8 +102,10 @@ def _check_tensors(path: Path, tensors: dict[str, tuple[str, list[int]]]) -> Non
     """Refuse tensors of a file, by name their type and shape, that are not one row for each token."""
     tokens = tensors.get("position", ("", [0]))[1][:1]
     for name, (kind, shape) in tensors.items():
-        layer = name.startswith("layer_")
-        if (layer or name in KEYS) and (shape[:1] != tokens or len(shape) != 1 + layer or kind[0] != "IF"[layer]):
+        if not (layer := name.startswith("layer_")) and name not in KEYS:
+            continue
+        number, axes = ("F", 2) if layer else ("I", 1)  # as safetensors names types: F16, I64
+        if shape[:1] != tokens or len(shape) != axes or kind[0] != number:
             what = f"numbers [{tokens[0]}, hidden size] of floating point" if layer else f"whole numbers {tokens}"
             raise InputError(f"{path}: {name} is {kind} {shape}; expected {what}, a row a token: record it again")
 

@@ -91,6 +91,7 @@ def _with_shared(choose: Choose, fill: "Waterfill | None", cohort: Cohort) -> Ch
     step_M = _step_of_row(cohort)
 
     def with_shared(layer: int, ids_TK: NDArray[np.uint16], here_T: Ints, at: Located) -> NDArray[np.int32]:
+        """Devices of the routed cells, then of the shared expert, `[T, K + 1]`."""
         device_TK = choose(layer, ids_TK, here_T, at)
         if fill is None:
             shared_T = np.where(device_TK.max(axis=1) >= 0, here_T, -1).astype(np.int32)

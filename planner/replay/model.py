@@ -123,6 +123,7 @@ class _Router(nn.Module):
         self.weights: Tensor | None
 
     def forward(self, x_TM: Tensor) -> tuple[Tensor, Tensor]:
+        """Gate weights and experts that were recorded for these tokens, `[T, K]` each."""
         number_T = number_of(x_TM, self.bits)
         ids_TK = self.ids[number_T].long()
         if self.weights is not None:
@@ -141,6 +142,7 @@ class _Experts(nn.Module):
         self.w_out = nn.Parameter(torch.zeros(spec.num_experts, spec.hidden_size, spec.ffn_size, dtype=dtype))
 
     def forward(self, x_TM: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
+        """The weighted sums of the experts of tokens, `[T, M]`."""
         return weighted_experts(x_TM, ids_TK, weights_TK.to(x_TM.dtype), self.w_in, self.w_out)
 
 
@@ -157,6 +159,7 @@ class _Block(nn.Module):
         self.x: Tensor | None
 
     def forward(self, x: Tensor) -> Tensor:
+        """Results of the routed experts, of the shape of the hidden vectors."""
         x_TM = x.flatten(0, -2)
         weights_TK, ids_TK = self.router(x_TM)
         if self.x is not None:
