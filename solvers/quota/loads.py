@@ -3,6 +3,8 @@
 Legend: E experts; P slots; D devices.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ..arrays import Bools, Ints
@@ -49,6 +51,15 @@ def poured(total: Ints, holders: Holders) -> tuple[Ints, Ints]:
     return served, load
 
 
+class _Levels(NamedTuple):
+    """Steps from an overfull device to each device and expert, -1 where there is no way, and what they try next."""
+
+    device: Ints
+    expert: Ints
+    next_device: Ints  #: Of a device: the place of its slot in `held`
+    next_expert: Ints  #: Of an expert: its slot
+
+
 @compiled
 def relieve(served: Ints, load: Ints, holders: Holders, most: int) -> Bools:
     """Let the devices over `most` hand on what others have room for, a maximum flow, and the devices `[D]` in its way.
@@ -56,83 +67,106 @@ def relieve(served: Ints, load: Ints, holders: Holders, most: int) -> Bools:
     What each slot serves and the loads change in place. None are in the way where all of it found room; else these
     hold `most` or more each, and nobody else can take anything that they serve.
     """
-    first, device, held, held_first = holders.first, holders.device, holders.held, holders.held_first
-    num_experts, num_devices = len(first) - 1, len(held_first) - 1
+    num_experts, num_devices = len(holders.first) - 1, len(load)
     if load.max() <= most:
         return np.zeros(num_devices, np.bool_)
-    level_d, level_e = np.empty(num_devices, np.int64), np.empty(num_experts, np.int64)
-    next_d, next_e = np.empty(num_devices, np.int64), np.empty(num_experts, np.int64)
+    by_device, by_expert = np.empty(num_devices, np.int64), np.empty(num_experts, np.int64)
+    levels = _Levels(by_device, by_expert, np.empty_like(by_device), np.empty_like(by_expert))
     queue = np.empty(num_devices + num_experts, np.int64)
     leave, enter = np.empty(num_devices, np.int64), np.empty(num_devices, np.int64)
-    while True:
-        # Levels of a breadth-first search from the overfull devices, over what they serve, to devices with room.
-        level_d[:], level_e[:], end, ends_at = -1, -1, 0, -1
-        for d in range(num_devices):
-            if load[d] > most:
-                level_d[d], queue[end] = 0, d
-                end += 1
-        if end == 0:
-            return level_d >= 0
-        at = 0
-        while at < end:
-            d = queue[at]
-            at += 1
-            if d < num_devices:
-                if ends_at >= 0 and level_d[d] >= ends_at:
-                    break
-                for i in range(held_first[d], held_first[d + 1]):
-                    e = holders.expert[held[i]]
-                    if served[held[i]] > 0 and level_e[e] < 0 and first[e + 1] - first[e] > 1:
-                        level_e[e], queue[end] = level_d[d] + 1, num_devices + e
-                        end += 1
-                continue
-            e = d - num_devices
-            for p in range(first[e], first[e + 1]):
-                v = device[p]
-                if level_d[v] < 0:
-                    level_d[v], queue[end] = level_e[e] + 1, v
-                    end += 1
-                    if load[v] < most and ends_at < 0:
-                        ends_at = level_d[v]
+    while load.max() > most:
+        ends_at = _level(served, load, holders, most, levels, queue)
         if ends_at < 0:
-            return level_d >= 0
-        # Flows along the levels until none is left.
-        next_d[:], next_e[:] = held_first[:-1], first[:-1]
+            return levels.device >= 0
+        levels.next_device[:], levels.next_expert[:] = holders.held_first[:-1], holders.first[:-1]
         for source in range(num_devices):
+            if load[source] > most:
+                _hand_on(source, served, load, holders, most, levels, ends_at, leave, enter)
+    return np.zeros(num_devices, np.bool_)
+
+
+@compiled
+def _level(served: Ints, load: Ints, holders: Holders, most: int, levels: _Levels, queue: Ints) -> int:
+    """Set levels, breadth first from the overfull devices over what they serve; that of devices with room, or -1."""
+    first, device, held, held_first = holders.first, holders.device, holders.held, holders.held_first
+    level_d, level_e, num_devices = levels.device, levels.expert, len(load)
+    level_d[:], level_e[:], at, end, ends_at = -1, -1, 0, 0, -1
+    for d in range(num_devices):
+        if load[d] > most:
+            level_d[d], queue[end] = 0, d
+            end += 1
+    while at < end:
+        d = queue[at]
+        at += 1
+        if d < num_devices:
+            if ends_at >= 0 and level_d[d] >= ends_at:
+                break
+            for i in range(held_first[d], held_first[d + 1]):
+                e = holders.expert[held[i]]
+                if served[held[i]] > 0 and level_e[e] < 0 and first[e + 1] - first[e] > 1:
+                    level_e[e], queue[end] = level_d[d] + 1, num_devices + e
+                    end += 1
+            continue
+        e = d - num_devices
+        for p in range(first[e], first[e + 1]):
+            v = device[p]
+            if level_d[v] < 0:
+                level_d[v], queue[end] = level_e[e] + 1, v
+                end += 1
+                if load[v] < most and ends_at < 0:
+                    ends_at = level_d[v]
+    return ends_at
+
+
+@inlined
+def _hand_on(
+    source: int,
+    served: Ints,
+    load: Ints,
+    holders: Holders,
+    most: int,
+    levels: _Levels,
+    ends_at: int,
+    leave: Ints,
+    enter: Ints,
+) -> None:
+    """Let a device hand on what it has too much, along the levels; `leave` and `enter` are the slots of a way."""
+    first, device, expert = holders.first, holders.device, holders.expert
+    held, held_first = holders.held, holders.held_first
+    level_d, level_e, next_d, next_e = levels.device, levels.expert, levels.next_device, levels.next_expert
+    depth, d = 0, source
+    while load[source] > most:
+        if load[d] < most and level_d[d] == ends_at:
+            amount = min(load[source] - most, most - load[d])
+            for i in range(depth):
+                amount = min(amount, served[leave[i]])
+            for i in range(depth):
+                served[leave[i]] -= amount
+                served[enter[i]] += amount
+            load[source] -= amount
+            load[d] += amount
             depth, d = 0, source
-            while load[source] > most:
-                if load[d] < most and level_d[d] == ends_at:
-                    amount = min(load[source] - most, most - load[d])
-                    for i in range(depth):
-                        amount = min(amount, served[leave[i]])
-                    for i in range(depth):
-                        served[leave[i]] -= amount
-                        served[enter[i]] += amount
-                    load[source] -= amount
-                    load[d] += amount
-                    depth, d = 0, source
-                    continue
-                moved = False
-                while next_d[d] < held_first[d + 1] and not moved:
-                    p = held[next_d[d]]
-                    e = holders.expert[p]
-                    if served[p] > 0 and level_e[e] == level_d[d] + 1:
-                        while next_e[e] < first[e + 1]:
-                            q = next_e[e]
-                            if level_d[device[q]] == level_e[e] + 1:
-                                leave[depth], enter[depth] = p, q
-                                depth, d, moved = depth + 1, device[q], True
-                                break
-                            next_e[e] += 1
-                    if not moved:
-                        next_d[d] += 1
-                if moved:
-                    continue
-                if depth == 0:
-                    break
-                depth -= 1  # a dead end: the expert's next holder
-                d = device[leave[depth]]
-                next_e[holders.expert[enter[depth]]] += 1
+            continue
+        moved = False
+        while next_d[d] < held_first[d + 1] and not moved:
+            p = held[next_d[d]]
+            e = expert[p]
+            if served[p] > 0 and level_e[e] == level_d[d] + 1:
+                while next_e[e] < first[e + 1]:
+                    q = next_e[e]
+                    if level_d[device[q]] == level_e[e] + 1:
+                        leave[depth], enter[depth] = p, q
+                        depth, d, moved = depth + 1, device[q], True
+                        break
+                    next_e[e] += 1
+            if not moved:
+                next_d[d] += 1
+        if not moved and depth == 0:
+            break
+        if not moved:  # a dead end: the expert's next holder
+            depth -= 1
+            d = device[leave[depth]]
+            next_e[expert[enter[depth]]] += 1
 
 
 @inlined
