@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ...runtime.plan import Plan
 
 PLAN = Path("plan.json")
+Told = tuple[dict[str, Any], list[str]]  # what was done, as JSON and as lines
 COMMAND = "a command after --"
 WAYS = ("--engine", "--checkpoint", "--undo")  # to write a directory
 JUDGED = ("--trace", "--profile", "--hf-config")
@@ -95,7 +96,6 @@ def apply(
     }
     given |= {"--profile": profile, "--hf-config": hf_config, "--force": force, COMMAND: command}
     check_flags(given | {"PLAN": plan != PLAN and plan}, RULES)
-    certificate = None
     if checkpoint is not None and output is not None:
         with _saying_what_is_kept():
             result, lines = _permuted(plan, checkpoint, output, force)
@@ -111,16 +111,12 @@ def apply(
         carry_out = partial(_activated, loaded, plan)
         if engine is not None and output is not None:
             carry_out = partial(_written, loaded, _prepared(loaded, engine, output, hf_config), engine, output)
-        certificate = certified(loaded, plan, trace, profile)
-        result, lines = carry_out()
-        result = {"plan": str(plan), "certified_against": certificate.trace} | result
-        left = f"; {len(certificate.unchecked)} claims unchecked: moeplan certify" if certificate.replayed else ""
-        lines.append(certificate.summary(plan) + left)
+        result, lines = _certified(loaded, plan, trace, profile, carry_out)
         lines += [] if engine or command else [after_apply(loaded, plan)]
     if as_json:
         print_json(result)
     else:
-        show: Callable[[str], None] = print if certificate is None else console().print
+        show: Callable[[str], None] = print if checkpoint or undo else console().print
         for line in lines:
             show(line)
         if engine is not None:  # a line to itself, to paste
@@ -159,8 +155,19 @@ def _paying(path: Path, force: bool, verb: str) -> "Plan":
     return plan
 
 
-def _activated(loaded: "Plan", plan: Path) -> tuple[dict[str, Any], list[str]]:
-    """Path of the active plan, as JSON and as lines."""
+def _certified(
+    loaded: "Plan", plan: Path, trace: str | None, profile: str | None, carry_out: Callable[[], Told]
+) -> Told:
+    """Certify a plan and carry it out: what that gave, and what was certified."""
+    certificate = certified(loaded, plan, trace, profile)
+    result, lines = carry_out()
+    left = f"; {len(certificate.unchecked)} claims unchecked: moeplan certify" if certificate.replayed else ""
+    against = {"plan": str(plan), "certified_against": certificate.trace}
+    return against | result, [*lines, certificate.summary(plan) + left]
+
+
+def _activated(loaded: "Plan", plan: Path) -> Told:
+    """Make a plan the active one; its path."""
     from ...runtime.active import activate
     from ...runtime.migrating.predictor import predictor_of
     from ..report.answer import answer
@@ -182,8 +189,8 @@ def _prepared(plan: "Plan", engine: str, output: Path, hf_config: Path | None) -
     return prepared(plan, engine, output, config=config, model_type=kind)
 
 
-def _written(plan: "Plan", exported: "Exported", engine: str, output: Path) -> tuple[dict[str, Any], list[str]]:
-    """Write files for an engine; returns the files and its start command as JSON, and as lines."""
+def _written(plan: "Plan", exported: "Exported", engine: str, output: Path) -> Told:
+    """Write files for an engine; the files and its start command."""
     from ...runtime.exports import ENGINES, write
     from ..report.answer import answer, carried, doubt, judged_for, split_words
 
@@ -207,8 +214,8 @@ def _written(plan: "Plan", exported: "Exported", engine: str, output: Path) -> t
     return {**directory, "command": exported.command, "conditions": conditions}, lines
 
 
-def _permuted(plan_path: Path, checkpoint: Path, output: Path, force: bool) -> tuple[dict[str, Any], list[str]]:
-    """Carry a plan into a checkpoint; returns the files and notes for engines as JSON, and as lines."""
+def _permuted(plan_path: Path, checkpoint: Path, output: Path, force: bool) -> Told:
+    """Carry a plan into a checkpoint; its files, and notes for engines."""
     from ...runtime.checkpoints import permute
     from ..figures import bytes_text
 
@@ -222,7 +229,7 @@ def _permuted(plan_path: Path, checkpoint: Path, output: Path, force: bool) -> t
     return {"plan": str(plan_path), **asdict(result), "directory": str(result.directory), "notes": notes}, lines
 
 
-def _undone(directory: Path, output: Path) -> tuple[dict[str, Any], list[str]]:
+def _undone(directory: Path, output: Path) -> Told:
     """Give a checkpoint its first order back, and say whether its weights are unchanged."""
     from ...runtime.checkpoints import undo
     from ..figures import bytes_text
