@@ -27,6 +27,7 @@ def policy_of(decision: RebalancingDecision) -> "tuple[Decide, Costs]":
         every=decision.every,
         horizon=decision.horizon_steps,
         window=decision.window,
+        recent=decision.recent or decision.window,
         evaluations=decision.evaluations,
         quantile=decision.quantile or 0.0,
     )

@@ -80,6 +80,7 @@ IN_FOUR_SLOTS = (
     MATCHED,
     Contender("paper, all shrink", Paper(all_shrink=True), "capacity"),
     Contender("flexmoe, owners", Policy(), costs=OWNERS),
+    Contender("flexmoe, owners, 8 records", Policy(window=8), costs=OWNERS),
 )
 
 
@@ -245,6 +246,7 @@ STUDIES = (
         " Every third of the recorded layers, with --full all of them. A record stands for 10 iterations, and what is"
         " decided after it holds from the next one on. Balance: max/mean of every micro-batch, mean; also without the"
         " first 100 iterations. Moved: experts of these layers, at 16 bytes a parameter; of owners, homes alone."
+        " 8 records: a placement for the last four must be better over the last eight."
         " Violations: changes that cost more than they save within the horizon on the records that they were decided"
         " on; unpaid in hindsight: on those that followed. Seconds: planning, all layers and records; the first row of"
         " a kind compiles.",

@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from moeplan.planner.strategies.flexmoe.strategy import filled
+from moeplan.planner.strategies.flexmoe.strategy import WINDOWS, filled
 from moeplan.profilers.cluster import Cluster
 from moeplan.runtime import parallelize
 from moeplan.runtime.decisions import PlacementDecision, RebalancingDecision
+from moeplan.runtime.decisions.rebalancing import MOST_STEPS
 from moeplan.runtime.plan import Plan
 from moeplan.runtime.rebalancer import Schedule
 from moeplan.runtime.rebalancing import tables_of
@@ -38,7 +39,8 @@ EXPERT = 4096  # parameters: an expert's gradient is a 16th of the tokens of a r
 PAIR_S = 2e-4
 EPLB_EVERY, HORIZON = 10, 30  # steps
 STATE_BYTES, MOVE_CALLS = 16, 4  # of a parameter that moves: weight, gradient, AdamW's two; small calls of a move
-FITTED, WARM = 8, 4  # records that placements are made for; steps that are not timed, the last of these
+FITTED, START = 48, 8  # records before the training, on which policies are tried; the last, to place for
+WARM = 4  # steps that are not timed, the last fitted ones
 TODAY, STATIC, NEVER, EPLB, FLEXMOE, IDEAL = (
     "today",
     "static replicas",
@@ -47,6 +49,7 @@ TODAY, STATIC, NEVER, EPLB, FLEXMOE, IDEAL = (
     "flexmoe",
     "even loads",
 )
+NOTHING = Policy(trigger=MOST_STEPS, every=0)  # ever moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +110,7 @@ def _flat(ids_RDTL: Array) -> Array:
 def _ways(cluster: Cluster, work: Workload, sizes: Sizes, pairs: Array) -> dict[str, tuple[Plan, Schedule | None]]:
     records, group = np.ascontiguousarray(pairs[:, :, None]), cluster.devices_per_node
     costs, slots = costs_of(cluster), work.num_experts // cluster.num_devices + 1
-    start, policy = initial(records[:FITTED], slots, costs, group=group), Policy(horizon=HORIZON)
-    start = filled(start, pairs[:FITTED].sum(axis=(0, 3)), group)
+    start, policy = _start(records[FITTED - START : FITTED], slots, costs, group), _policy(records, slots, costs, group)
     run = follow(records[FITTED - WARM :], start, EveryEplb(EPLB_EVERY, matched=True), costs, group=group)
     schedule = {int((run.period == at).argmax()): table for at, table in enumerate(run.tables) if at}
     replicas = placement_by(start, work.num_experts)
@@ -122,6 +124,7 @@ def _ways(cluster: Cluster, work: Workload, sizes: Sizes, pairs: Array) -> dict[
             horizon_steps=policy.horizon,
             record_steps=1,
             window=policy.window,
+            recent=policy.recent,
             every=policy.every,
             evaluations=policy.evaluations,
             costs={name: float(one) for name, one in costs._asdict().items()},
@@ -131,11 +134,23 @@ def _ways(cluster: Cluster, work: Workload, sizes: Sizes, pairs: Array) -> dict[
     return {
         TODAY: (plan_of(cluster, work, sizes, today), None),
         STATIC: (plan_of(cluster, work, sizes, replicas), None),
-        NEVER: (rebalanced(Policy(trigger=1e9, every=0)), None),
+        NEVER: (rebalanced(NOTHING), None),
         EPLB: (rebalanced(policy), schedule),
         FLEXMOE: (rebalanced(policy), None),
         IDEAL: (plan_of(cluster, work, sizes, today), None),
     }
+
+
+def _start(records: Array, slots: int, costs: Costs, group: int) -> Array:
+    """Tables for these records, without an empty slot, `[L, D, S]`."""
+    return filled(initial(records, slots, costs, group=group), records.sum(axis=(0, 2, 4)), group)
+
+
+def _policy(records: Array, slots: int, costs: Costs, group: int) -> Policy:
+    """The policy of fewest seconds on the fitted records, as `solve` chooses it."""
+    start = _start(records[:START], slots, costs, group)
+    tried = [*(Policy(horizon=HORIZON, window=window) for window in WINDOWS), NOTHING]
+    return min(tried, key=lambda one: follow(records[START:FITTED], start, one, costs, group=group).step_s)
 
 
 def placement_by(tables: Array, num_experts: int) -> Placement:

@@ -30,13 +30,19 @@ class RebalancingDecision(Decision):
     #: Of steps' seconds, or balance, which counts; None: their mean
     quantile: Annotated[float, Field(gt=0, le=1)] | None = None
     record_steps: int = Field(1, ge=1, le=MOST_STEPS)  #: It looks at the loads of one step in so many
-    #: window, every: the last so many records are planned for together, and after one in so many records it
-    #: plans even below the trigger; 0: never
-    window: int = Field(ge=1, le=MOST_RECORDS)
+    window: int = Field(ge=1, le=MOST_RECORDS)  #: Records, the last ones, over which a move must pay
+    #: recent, every: the last so many records are planned for together, None: all of the window; and after one in so
+    #: many records it plans even below the trigger, 0: never
+    recent: Annotated[int, Field(ge=1, le=MOST_RECORDS)] | None = None
     every: int = Field(ge=0, le=MOST_STEPS)
     evaluations: int = Field(ge=0, le=MOST_EVALUATIONS)  #: Of the search by seconds, in each decision; 0: balance alone
     costs: Mapping[str, float]  #: Rates that it decides by: the fields of `solvers.flexmoe.Costs`
     schedule: SidecarFile | None = None  #: What it did on the trace it was judged on
+
+    @property
+    def stays(self) -> bool:
+        """Check whether the placement of the first step is kept."""
+        return self.trigger >= MOST_STEPS and not self.every
 
     def check(self, model: ModelSpec, cluster: Cluster, /) -> None:
         """Refuse a start that breaks a rule, and rates of other names or signs."""

@@ -3,7 +3,7 @@
 Legend: W records of the window; M micro-batches; E experts; D devices, S slots of each.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,13 +19,16 @@ LONG = 10  # one search that is due in so many is so many times as long
 class Policy:
     """A rule for `follow`: after a record out of balance, the placement that saves most within the horizon.
 
-    It plans for the records of the window as a set, never for their mean or trend.
+    It plans for the latest records as a set, never for their mean or trend. What a search finds suits the records that
+    it searched by better than any others, so that a longer window, over which a move must pay, holds back moves that
+    follow nothing but chance.
     """
 
     trigger: float = 1.02  #: Max/mean of the last record under the exact split, above which it plans
     every: int = 2  #: Records after which it plans even so, the layers in turn; 0: never
     horizon: float = 100.0  #: Steps over which a move must pay
-    window: int = 4  #: Records
+    window: int = 4  #: Records over which a move must pay
+    recent: int = 4  #: The latest of them, which it plans for
     slack: float = 0.002  #: How much more than the mean a device may have before operations are looked for
     quantile: float = 0.0  #: Of the window's records, which counts; 0: their mean
     kicks: int = 30  #: Of the operations, where the ones that pay do not bring the balance below the trigger
@@ -36,7 +39,8 @@ class Policy:
         turn, every = seen.record + seen.layer, self.every
         if seen.balance <= self.trigger and not (every and turn % every == 0):
             return None
-        table = planned(seen, self, self.evaluations * (LONG if every and turn % (every * LONG) == 0 else 1))
+        recent = replace(seen, window=seen.window[-self.recent :])
+        table = planned(recent, self, self.evaluations * (LONG if every and turn % (every * LONG) == 0 else 1))
         return table if pays(table, seen, self) else None
 
 

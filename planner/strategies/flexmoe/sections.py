@@ -56,8 +56,9 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
     assert decision is not None
     record, ours = options.followed[PLAN], part.contenders[0]
     metric = STEP if STEP in ours.metrics else BALANCE
+    same = (PLAN, "static") if decision.stays else (PLAN,)
     best = min(
-        (contender_of(part, f"{name}/standard") for name in options.followed if name != PLAN),
+        (contender_of(part, f"{name}/standard") for name in options.followed if name not in same),
         key=lambda row: figure_of(row, metric),
     )
     less = 1 - figure_of(ours, metric) / figure_of(best, metric)
@@ -67,13 +68,16 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
         how = "better" if less < -MATTERS else "as well"
         words += f"; the plan's start, kept, does {how}: parallelize(model, plan, schedule={{}})"
     yield words
-    yield (
-        f"a layer is looked at where its busiest device had over {percent(decision.trigger - 1)} more than the mean"
-        f"{f', and after one in {decision.every} recorded steps' if decision.every else ''}: {record.changes:,} changes"
-        f" of a layer's placement in {part.num_steps:,} recorded steps, of which {record.unpaid:,} turned out to cost"
-        f" more than they saved until the next one, or the end; {record.experts_moved:,} expert"
-        f"{'s' * (record.experts_moved != 1)} with new owners"
-    )
+    if decision.stays:
+        yield "replicas stay: every policy that was tried took longer on the fitted steps"
+    else:
+        yield (
+            f"a layer is looked at where its busiest device had over {percent(decision.trigger - 1)} more than the"
+            f" mean{f', and after one in {decision.every} recorded steps' if decision.every else ''}:"
+            f" {record.changes:,} changes of a layer's placement in {part.num_steps:,} recorded steps, of which"
+            f" {record.unpaid:,} turned out to cost more than they saved until the next one, or the end;"
+            f" {record.experts_moved:,} expert{'s' * (record.experts_moved != 1)} with new owners"
+        )
     yield RUNTIME[decision.method]
     if not options.timed:
         yield "decided by balance alone, whatever moves cost: no profile times experts and exchanges"
@@ -86,10 +90,13 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
     stands = "" if decision.record_steps == 1 else f"; a recorded step stands for {decision.record_steps}"
     share = "" if decision.quantile is None else f", by their {decision.quantile:g} quantile"
     searches = decision.method == "search"
-    pays = f"; a move must pay within {decision.horizon_steps:g} steps" if searches else ""
+    over = f", over the last {decision.window} recorded ones" if decision.recent else ""
+    pays = f"; a move must pay within {decision.horizon_steps:g} steps{over}" if searches else ""
     empty = ", which later steps may leave empty" if searches else ""
     lines = [
-        f"policy    by the last {decision.window} recorded steps together{share}{pays}{stands}",
+        "policy    replicas stay"
+        if decision.stays
+        else f"policy    by the last {decision.recent or decision.window} recorded steps together{share}{pays}{stands}",
         f"slots     {options.slots} per device{empty}",
     ]
     if options.tried:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ....errors import InputError, UsageError
 from ....runtime.decisions import DispatchModel, PlacementDecision, RebalancingDecision
+from ....runtime.decisions.rebalancing import MOST_STEPS
 from ....runtime.plan import Plan
 from ....runtime.schedule import PLAN
 from ....solvers.arrays import Ints
@@ -38,6 +39,7 @@ from .sections import remarks, sections, table
 
 EXTRA = 2  # slots per device beyond one an expert that are tried where none are asked for
 USUAL, HORIZONS = 100.0, (30.0, 100.0, 300.0)  # steps; those that are tried where none is asked for
+WINDOWS = 4, 8, 12  # recorded steps over which a move must pay
 TRIED_LAYERS, TRIED_STEPS = 4, 64  # on which slots and horizons are tried
 Pairs = NDArray[np.int32]
 
@@ -165,11 +167,15 @@ class _Candidate:
     method: Literal["search", "paper"]
     costs: Costs
     fixed_s: float | None  #: Seconds of a layer beside what the costs tell; None: nothing is timed, balance decides
+    window: int = WINDOWS[0]
+    stays: bool = False  #: Whether nothing ever moves
 
     @property
     def name(self) -> str:
         """Name of this trial: the settings in which it differs from the others."""
-        return f"{self.slots} slots, {self.horizon:g} steps"
+        if self.stays:
+            return f"{self.slots} slots, kept"
+        return f"{self.slots} slots, {self.horizon:g} steps" + f", {self.window} records" * (self.window != WINDOWS[0])
 
     @property
     def timed(self) -> bool:
@@ -179,7 +185,9 @@ class _Candidate:
     @property
     def policy(self) -> Policy:
         """The policy; without seconds it decides where the load is out of balance, and by that."""
-        policy = Policy(horizon=self.horizon, quantile=self.quantile)
+        policy = Policy(horizon=self.horizon, quantile=self.quantile, window=self.window)
+        if self.stays:
+            return replace(policy, trigger=MOST_STEPS, every=0)
         return policy if self.timed else replace(policy, every=0, evaluations=0)
 
     def decision(self, placement: Placement, record_steps: int) -> RebalancingDecision:
@@ -193,6 +201,7 @@ class _Candidate:
             quantile=self.quantile or None,
             record_steps=record_steps,
             window=policy.window if searches else Paper().window,
+            recent=policy.recent if searches and policy.recent < policy.window else None,
             every=policy.every if searches else 0,
             evaluations=policy.evaluations if searches else 0,
             costs={name: float(rate) for name, rate in self.costs._asdict().items()},
@@ -215,7 +224,9 @@ class _Candidate:
 
 
 def _chosen(task: Task, params: FlexmoeParams, pairs: Pairs) -> tuple[_Candidate, dict[str, float]]:
-    """Slots and horizon, as asked for, else best on the fitted steps; and the figures of all that were tried."""
+    """Slots and horizon, as asked for, else best on the fitted steps, and by how many records a move must pay, or
+    whether replicas do better that stay; and the figures of all that were tried.
+    """
     model, devices, scene = task.model, task.request.cluster.num_devices, task.scene
     group, record_steps = scene.cluster.devices_per_node, scene.record_steps
     slots_for(model.num_experts, devices, params.slots)
@@ -242,7 +253,10 @@ def _chosen(task: Task, params: FlexmoeParams, pairs: Pairs) -> tuple[_Candidate
         costs, fixed_s = rates(scene, pairs, width, task.wire) or (UNTIMED, None)
         at_width.append(_Candidate(width, usual, params.quantile or 0.0, params.method, costs, fixed_s))
     room = best(at_width)
-    return best([replace(room, horizon=horizon) for horizon in horizons]), tried
+    chosen = best([replace(room, horizon=horizon) for horizon in horizons])
+    if params.method == "search":
+        chosen = best([*(replace(chosen, window=window) for window in WINDOWS), replace(chosen, stays=True)])
+    return chosen, tried
 
 
 STRATEGY = Flexmoe()

@@ -269,6 +269,26 @@ def test_a_plan_for_a_quantile_of_steps_is_judged_by_it_and_certified(
     assert certify(plan, run.path, measured, folder=tmp_path).replayed
 
 
+def test_replicas_stay_where_loads_differ_by_chance_alone(tmp_path: Path, profile: Path) -> None:
+    rng = np.random.default_rng(0)
+    shares = rng.dirichlet(np.full(EXPERTS, 0.5), LAYERS)
+    pairs = np.array([[rng.multinomial(40, share, 4).T for share in shares] for _ in range(2 * STEPS)])
+    trace = counted_run(tmp_path / "t", pairs)
+    plan: Any = made(trace, "flexmoe", profile=profile, slots=3, horizon=300, to=tmp_path / "plan.json").plan
+    tried, found = plan.options["rebalancing"]["tried"], judged(plan)
+    assert plan.decisions.rebalancing.stays
+    assert min(tried, key=tried.get) == "3 slots, kept"
+    assert [name.removeprefix("3 slots, ") for name in tried] == [
+        "300 steps",
+        "300 steps, 8 records",
+        "300 steps, 12 records",
+        "kept",
+    ]
+    assert found["plan/standard"]["step_s"] == found["static/standard"]["step_s"]
+    assert "replicas stay: every policy that was tried took longer" in said(plan)
+    assert certify(plan, trace.path, profile, folder=tmp_path).replayed
+
+
 def test_another_run_is_compared_by_the_policy_and_not_by_the_schedule(
     tmp_path: Path, solved: Path, profile: Path, run: CountTrace
 ) -> None:

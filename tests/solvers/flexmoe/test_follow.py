@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous
 from moeplan.solvers.flexmoe import EveryEplb, Paper, Policy, Seen, Stay, follow, initial
-from moeplan.solvers.flexmoe.follow import step_seconds
+from moeplan.solvers.flexmoe.follow import first_homes, step_seconds
 from moeplan.solvers.flexmoe.initial import BALANCE_ALONE
-from moeplan.solvers.flexmoe.policy import drifted
+from moeplan.solvers.flexmoe.policy import drifted, planned
 from tests.solvers.flexmoe.layers import COSTS, Array, naive_over_steps
 from tests.solvers.flexmoe.test_cuts import is_legal
 
@@ -153,6 +153,21 @@ def test_no_accepted_change_costs_more_than_it_saves(seed: int, owners: bool, qu
     static = follow(drifting(seed), start(), Stay(), COSTS, group=GROUP, steps=10)
     assert static.changes == []
     assert static.moved_bytes == 0
+
+
+@pytest.mark.parametrize(("early", "moves"), [(drifting(1)[:8], True), (drifting(1)[:8, :, :, ::-1] * 50, False)])
+def test_a_move_that_is_made_for_the_latest_records_must_pay_over_all(early: Array, moves: bool) -> None:
+    policy = Policy(every=0, window=12, recent=4, evaluations=100, horizon=1e5)
+    window = np.concatenate([early, drifting(1)[8:]])[:, 0]
+    seen = Seen(11, 0, window, start()[0], first_homes(start()[0], EXPERTS), 2.0, 1.0, GROUP, COSTS)
+    table = planned(replace(seen, window=window[8:]), policy, policy.evaluations)
+    alone = replace(policy, window=4)(replace(seen, window=window[8:]))
+    assert alone is not None
+    assert alone.tolist() == table.tolist() != seen.table.tolist()
+    before, after = (sum(step_seconds(one, at, COSTS, GROUP) for one in window) for at in (seen.table, table))
+    assert (after < before) == moves
+    found = policy(seen)
+    assert (None if found is None else found.tolist()) == (table.tolist() if moves else None)
 
 
 @pytest.mark.parametrize("quantile", [0.0, 0.5, 1.0])
