@@ -246,14 +246,10 @@ class Rebalancer:
     def _decided(self, known: Sequence[_Known], record: int) -> tuple[list[Ints], float]:
         """The tables from now on of these layers, and the CPU seconds that it took to decide."""
         from ..solvers.flexmoe import Seen
-        from ..solvers.flexmoe.seconds import judged
-        from ..solvers.flexmoe.state import holders_in
-        from ..solvers.step_deals import QUOTA
 
-        started, tables, node, costs = time.thread_time(), list[Ints](), self.devices_per_node, self._costs
+        started, tables = time.thread_time(), list[Ints]()
         for layer, window, table, owner in known:
-            balance, seconds = judged(window[-1], holders_in(table, self.num_experts, node), costs, QUOTA)
-            seen = Seen(record, layer, window, table, owner, balance, float(seconds.sum()), node, costs)
+            seen = Seen.of(record, layer, window, table, owner, group=self.devices_per_node, costs=self._costs)
             new = self._rule(seen) if window.any() else None  # idle layers stay, as in `follow`
             tables.append(table if new is None else new)
         return tables, time.thread_time() - started

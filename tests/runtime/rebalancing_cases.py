@@ -396,7 +396,7 @@ def _row_bytes(world: World) -> int:
 
 def _by_itself(world: World) -> np.ndarray:
     """What this rank would decide under the rule of `ByRank`."""
-    seen = Seen(0, 0, np.ones((1, 1, EXPERTS, world.size), np.int64), np.zeros((world.size, 6)), *[None] * 5)  # type: ignore[arg-type]
+    seen = Seen(0, 0, np.ones((1, 1, EXPERTS, world.size), np.int64), np.zeros((world.size, 6)), *[None] * 4)  # type: ignore[arg-type]
     return ByRank()(seen)
 
 

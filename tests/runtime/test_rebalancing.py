@@ -22,7 +22,6 @@ from moeplan.runtime.rebalancer import placement_of
 from moeplan.runtime.rebalancing import policy_of, tables_of
 from moeplan.solvers import quota
 from moeplan.solvers.flexmoe import Seen
-from moeplan.solvers.flexmoe.follow import step_seconds
 from moeplan.solvers.flexmoe.state import holds, homes_after
 from tests.runtime.rebalancing_cases import (
     EXPERTS,
@@ -175,9 +174,8 @@ def test_tables_are_those_that_the_policy_decides_from_the_counts(num_ranks: int
             placed = placement_of(table, EXPERTS)
             holders = quota.holders_of(placed.physical_to_logical[0], placed.slots, EXPERTS, num_ranks)
             least, _, _ = quota.least(window[-1, 0].sum(axis=1), holders)
-            seconds = step_seconds(window[-1], table, costs, num_ranks)
             balance = least * num_ranks / window[-1].sum()
-            decided = rule(Seen(step, layer, window, table, home, balance, seconds, num_ranks, costs))
+            decided = rule(Seen(step, layer, window, table, home, balance, num_ranks, costs))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
