@@ -8,6 +8,7 @@ The model is the small one that comes with moeplan, the text Python's own docume
 """
 
 import argparse
+import contextlib
 import os
 
 import torch
@@ -18,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from moeplan.planner.demo.model import load_embedded
 from moeplan.planner.demo.text import samples, training_text
 from moeplan.runtime import clip_grad_norm_, full_state_dict, load_plan, parallelize
+from moeplan.traces import record
 
 
 def main() -> None:
@@ -27,6 +29,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--batch", type=int, default=8, help="samples per step, of all ranks together")
     parser.add_argument("--replica-memory", choices=("resident", "shared"), default="resident")
+    parser.add_argument("--record", help="where a trace of this training goes, to plan the next one by")
     parser.add_argument("-o", dest="output", help="where to save the trained weights")
     options = parser.parse_args()
 
@@ -43,18 +46,20 @@ def main() -> None:
 
     text = torch.from_numpy(samples(training_text(), 129))
     shuffled = torch.randperm(len(text), generator=torch.Generator().manual_seed(0))
-    for step, batch in enumerate(shuffled.split(options.batch)[: options.steps]):
-        mine = text[batch.tensor_split(dist.get_world_size())[dist.get_rank()]].to(device)
-        logits = loop(mine[:, :-1])
-        labels = model.follow(mine[:, 1:])  # moeplan's second line: under NetMoE, samples change ranks
-        loss = cross_entropy(logits.flatten(0, 1), labels.flatten())
-        loss.backward()
-        clip_grad_norm_(loop, 1.0)  # moeplan's third line, in place of torch.nn.utils.clip_grad_norm_
-        optimizer.step()
-        optimizer.zero_grad()
-        dist.all_reduce(mean := loss.detach() / dist.get_world_size())
-        if dist.get_rank() == 0:
-            print(f"step {step}  loss {mean:.6f}", flush=True)
+    recording = record(loop, options.record, spec=plan.model) if options.record else contextlib.nullcontext()
+    with recording:
+        for step, batch in enumerate(shuffled.split(options.batch)[: options.steps]):
+            mine = text[batch.tensor_split(dist.get_world_size())[dist.get_rank()]].to(device)
+            logits = loop(mine[:, :-1])
+            labels = model.follow(mine[:, 1:])  # moeplan's second line: under NetMoE, samples change ranks
+            loss = cross_entropy(logits.flatten(0, 1), labels.flatten())
+            loss.backward()
+            clip_grad_norm_(loop, 1.0)  # moeplan's third line, in place of torch.nn.utils.clip_grad_norm_
+            optimizer.step()
+            optimizer.zero_grad()
+            dist.all_reduce(mean := loss.detach() / dist.get_world_size())
+            if dist.get_rank() == 0:
+                print(f"step {step}  loss {mean:.6f}", flush=True)
 
     resident = sum(block.weights.replica_bytes for block in model.blocks)
     if resident and dist.get_rank() == 0:

@@ -8,9 +8,11 @@ from ..errors import InputError
 from ..files import bounded
 from ..runtime.plan import Contender, Metric, Part
 from .document import Column, Table
-from .evaluate.metrics import METRICS, MetricSpec
+from .evaluate.metrics import BALANCE, METRICS, MetricSpec
+from .evaluate.price import IDEAL, STEP
 
 OF_IDEAL = "% of ideal: seconds of today's step under even loads / the row's"  # below tables with that column
+NEVER_ZERO = (STEP, IDEAL, BALANCE)  # figures that others are told as shares of
 
 
 def worded(label: str) -> str:
@@ -28,10 +30,16 @@ def contender_of(part: Part, label: str) -> Contender:
 
 
 def figure_of(contender: Contender, metric: str) -> float:
-    """A figure that every evaluation has."""
+    """A figure that every evaluation has, above 0 where others are told as shares of it."""
     if metric not in contender.metrics:
         raise InputError(f"the plan's evaluation of {bounded(contender.name, 80)} lacks {metric}; re-run moeplan solve")
-    return contender.metrics[metric].value
+    value = contender.metrics[metric].value
+    if metric in NEVER_ZERO and value <= 0:
+        raise InputError(
+            f"the plan's evaluation of {bounded(contender.name, 80)} has {metric} {value:g}; expected above 0: re-run"
+            " moeplan solve"
+        )
+    return value
 
 
 def named(contender: Contender, part: Part, today: str) -> str:

@@ -3,10 +3,8 @@
 Legend: L MoE layers.
 """
 
-import contextlib
 import itertools
 import os
-from collections.abc import Iterator
 from typing import Literal, get_args
 
 import numpy as np
@@ -15,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..errors import MismatchError, MoeplanError, UsageError
+from ..errors import MismatchError, UsageError
 from ..solvers import contiguous
 from ..solvers.arrays import Ints
 from ..solvers.cost import inter_ratio
@@ -28,7 +26,7 @@ from .dispatch import DISPATCHES
 from .dispatch.dispatch import Dispatch
 from .engine.chunks import Chunks
 from .engine.experts import RoutedBlock, keep_experts, routed_blocks
-from .engine.gather import gathered
+from .engine.gather import gathered, together
 from .engine.layer import ParallelExperts
 from .engine.layer_placement import LayerPlacement
 from .engine.owners import owners_of
@@ -38,8 +36,8 @@ from .expert_parallel import ExpertParallelModel
 from .gradients import collect_before_steps, leave_out_experts, spread_experts
 from .models.checkpoint import fill_model, read_checkpoint
 from .plan import Plan
-from .rebalancer import Rebalancer, Schedule, checked
-from .rebalancing import tables_of
+from .rebalancer import Rebalancer
+from .rebalancing import Schedule, checked, tables_of
 from .whole import name_held, take_held
 
 Gradients = Literal["mean", "sum"]
@@ -105,7 +103,7 @@ def parallelize(
     group = _group(group)
     watch(group)
     chosen = dispatch or plan.dispatch_model
-    with _together(group):
+    with together(group):
         dispatcher = _dispatcher(model, plan, chosen, dist.get_world_size(group))
         _check_rebalancing(plan, schedule, moves_per_step)
         if replica_memory not in get_args(ReplicaMemory):
@@ -119,7 +117,7 @@ def parallelize(
     }
     if checkpoint is not None:
         device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend(group) else "cpu"
-        with _together(group):
+        with together(group):
             read = read_checkpoint(model, checkpoint, owned, device=device)
         fill_model(model, read, device)
     share = 1 / dist.get_world_size(group) if gradients == "mean" else 1.0
@@ -258,16 +256,3 @@ def _agree(plan: Plan, dispatch: str, memory: str, group: dist.ProcessGroup | No
                 f"plan {sha256[:12]}.. in {how}, {where} replicas" for sha256, how, where in (here, held[0])
             )
             raise MismatchError(f"rank {rank} holds {theirs}, rank 0 {first}; start every rank with the same plan")
-
-
-@contextlib.contextmanager
-def _together(group: dist.ProcessGroup | None) -> Iterator[None]:
-    """Raise on every rank what the block raises on any; a collective call."""
-    problem: MoeplanError | None = None
-    try:
-        yield
-    except MoeplanError as error:
-        problem = error
-    for rank, theirs in enumerate(gathered(problem, group)):
-        if theirs is not None:
-            raise type(theirs)(f"rank {rank}: {theirs}") from None

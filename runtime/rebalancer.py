@@ -15,25 +15,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import ArrayLike
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from ..errors import InputError, MismatchError, UsageError
+from ..errors import MismatchError, UsageError
 from ..solvers.arrays import Ints
 from ..solvers.cost import inter_ratio
-from ..solvers.placement import Placement, ReplicaRule
-from .engine.gather import all_gather, gathered
+from .engine.gather import all_gather, gathered, together
 from .engine.layer import ParallelExperts, rebind
 from .engine.layer_placement import LayerPlacement
 from .engine.loads import Loads
+from .engine.rebinding import states_of
 from .engine.watch import naming_lost_ranks
 from .plan import Plan
-from .rebalancing import EMPTY, policy_of, tables_of
+from .rebalancing import EMPTY, Schedule, State, check_state, checked, owners_hold, placement_of, policy_of, tables_of
 
 if TYPE_CHECKING:
     from ..solvers.flexmoe import Operation
-
-Schedule = Mapping[int, ArrayLike]
 
 
 class _Known(NamedTuple):
@@ -162,6 +159,9 @@ class Rebalancer:
             return True
         trained = {id(own) for block in self.blocks for own in block.parameters() if own.requires_grad}
         if any(id(own) in trained for group in optimizer.param_groups for own in group["params"]):
+            tables = None if self._schedule is None else self._schedule.values()
+            if tables is None or not all(owners_hold(one, self._owners).all() for one in tables):
+                states_of([block.weights for block in self.blocks], self.group, optimizer)  # refused now, not at a move
             self._holders.add(optimizer)
         if not trained or optimizer in self._holders:
             return True
@@ -208,6 +208,11 @@ class Rebalancer:
             self._rebind(tables, owners, optimizer)
             self.operations, self.moved = self.operations + done, self.moved + moving
 
+    @property
+    def _owners(self) -> Ints:
+        """The device that owns each expert, `[L, E]`."""
+        return np.stack([block.placement.owner for block in self.blocks])
+
     def _rebind(self, tables: Ints, owners: Mapping[int, Ints], optimizer: Optimizer | None) -> None:
         """Let layers hold what tables `[L, D, S]` say, by owners `[E]`; a collective call."""
         changes = []
@@ -246,30 +251,25 @@ class Rebalancer:
     def _decided(self, known: Sequence[_Known], record: int) -> tuple[list[Ints], float]:
         """The tables from now on of these layers, and the CPU seconds that it took to decide."""
         from ..solvers.flexmoe import Seen
-        from ..solvers.flexmoe.seconds import judged
-        from ..solvers.flexmoe.state import holders_in
-        from ..solvers.step_deals import QUOTA
 
-        started, tables, node, costs = time.thread_time(), list[Ints](), self.devices_per_node, self._costs
+        started, tables = time.thread_time(), list[Ints]()
         for layer, window, table, owner in known:
-            balance, seconds = judged(window[-1], holders_in(table, self.num_experts, node), costs, QUOTA)
-            seen = Seen(record, layer, window, table, owner, balance, float(seconds.sum()), node, costs)
+            seen = Seen.of(record, layer, window, table, owner, group=self.devices_per_node, costs=self._costs)
             new = self._rule(seen) if window.any() else None  # idle layers stay, as in `follow`
             tables.append(table if new is None else new)
         return tables, time.thread_time() - started
 
     # What is kept
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """State between two steps, from which training goes on as it would have; the same on all ranks."""
-        owners = np.stack([block.placement.owner for block in self.blocks])
         return {
             "step": self.step,
             "records": self._records,
             "deciding": self._deciding is not None,
             "tables": torch.from_numpy(self.tables.copy()),
             "decided_last": torch.from_numpy(self._decided_last.copy()),
-            "owners": torch.from_numpy(owners),
+            "owners": torch.from_numpy(self._owners),
             "window": [torch.from_numpy(record) for record in self._window],
             "balance": torch.from_numpy(self.balance),
             "operations": [dataclasses.astuple(one) for one in self.operations],
@@ -278,8 +278,8 @@ class Rebalancer:
         }
 
     @naming_lost_ranks()
-    def load_state_dict(self, state: Mapping[str, Any], optimizer: Optimizer | None = None) -> None:
-        """Go on from a state; a collective call, before the optimizer's own state is loaded.
+    def load_state_dict(self, state: State, optimizer: Optimizer | None = None) -> None:
+        """Go on from a state; a collective call between two steps, before the optimizer's own state is loaded.
 
         Parameters
         ----------
@@ -289,20 +289,16 @@ class Rebalancer:
         Raises
         ------
         MismatchError
-            The state is of other sizes, or another on other ranks; nothing was changed.
+            The state is of other sizes, breaks a rule, or is another on other ranks; nothing was changed.
+        UsageError
+            Gradients wait for a step; nothing was changed.
         """
         from ..solvers.flexmoe import Operation
 
-        if lacking := self.state_dict().keys() - state.keys():
-            raise MismatchError(f"a state of rebalancing without {min(lacking)}; expected one of state_dict()")
-        tables, owners = (np.asarray(state[name]) for name in ("tables", "owners"))
-        expected = self.tables.shape, (len(self.blocks), self.num_experts)
-        if (tables.shape, owners.shape) != expected:
-            raise MismatchError(
-                f"a state of tables {list(tables.shape)} and owners {list(owners.shape)}; expected"
-                f" {list(expected[0])} (layers, devices, slots) and {list(expected[1])}: load it under its plan"
-            )
-        decided = np.asarray(state["decided_last"])
+        with together(self.group):
+            self._check_step_done()
+            check_state(state, self.tables, self.num_experts)
+        tables, owners, decided = (np.asarray(state[name]) for name in ("tables", "owners", "decided_last"))
         self._agree(repr((state["step"], tables.tolist(), owners.tolist(), decided.tolist())), "state")
         self._rebind(tables, dict(enumerate(owners)), optimizer)
         self._decided_last = decided.copy()
@@ -317,52 +313,21 @@ class Rebalancer:
         if state["deciding"] and self._schedule is None:
             self._decide()
 
+    def _check_step_done(self) -> None:
+        """Refuse gradients that wait for a step: they are of the weights before."""
+        if any(block.loads and block.loads.forwards for block in self.blocks) and any(
+            own.grad is not None and own.grad.any() for block in self.blocks for own in block.parameters()
+        ):
+            raise UsageError(
+                "a state of rebalancing loaded between a backward pass and the optimizer's step; take the step first,"
+                " or drop its gradients with zero_grad()"
+            )
+
     def _agree(self, value: str, what: str) -> None:
         """Raise on every rank that ranks hold different values; a collective call."""
         held = gathered(hashlib.sha256(value.encode()).hexdigest(), self.group)
         if others := [rank for rank, one in enumerate(held) if one != held[0]]:
             raise MismatchError(f"rank {others[0]} holds another {what} of rebalancing than rank 0; give all the same")
-
-
-def placement_of(table: Ints, num_experts: int) -> Placement:
-    """The placement of one layer by a table `[D, S]`; steps are split by their counts.
-
-    Raises
-    ------
-    InputError
-        The table breaks a rule of placements.
-    """
-    held = [row[row != EMPTY].tolist() for row in table]
-    return Placement.from_sets([held], num_experts, ReplicaRule.QUOTA)
-
-
-def checked(schedule: Schedule, start: Placement) -> dict[int, Ints]:
-    """The tables of a schedule `[L, D, S]` by step.
-
-    Raises
-    ------
-    InputError
-        A table is of other sizes than the start, or breaks a rule of placements.
-    """
-    if not isinstance(schedule, Mapping) or not all(isinstance(step, int | np.integer) for step in schedule):
-        raise InputError("a schedule that is no tables by step; expected a dict, as of moeplan.runtime.schedule_of")
-    expected = tables_of(start).shape
-    try:
-        tables = {int(step): np.asarray(table) for step, table in schedule.items()}
-    except ValueError as error:  # rows of unequal length
-        raise InputError(f"a schedule with a table that has no shape ({error}); expected {list(expected)}") from None
-    for step, table in sorted(tables.items()):
-        if table.shape != expected or table.dtype.kind != "i" or step < 0:
-            raise InputError(
-                f"schedule, step {step}: a table {list(table.shape)} of {table.dtype}; expected whole numbers"
-                f" {list(expected)} (layers, devices, slots), from step 0 on"
-            )
-        for layer, rows in enumerate(table):
-            try:
-                placement_of(rows, start.num_experts)
-            except InputError as error:
-                raise InputError(f"schedule, step {step}, layer {layer}: {error}") from None
-    return {step: table.astype(np.int64) for step, table in tables.items()}
 
 
 def _call_after_steps(rebalancer: Rebalancer) -> None:

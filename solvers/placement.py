@@ -170,15 +170,16 @@ def slots_for(
     slots_D = np.full(num_devices, slots) if np.ndim(slots) == 0 else np.asarray(slots)
     if slots_D.shape != (num_devices,):
         raise UsageError(f"slots given for {slots_D.size} devices; expected one number or {num_devices}")
+    listed = " to ".join(map(str, dict.fromkeys((slots_D.min(), slots_D.max()))))
+    experts = f"{num_experts} expert{'s' * (num_experts != 1)}"
     if (slots_D < 0).any() or (slots_D > num_experts).any():
         raise UsageError(
-            f"slots per device of {slots_D.min()} to {slots_D.max()}; expected 0 to {num_experts}, since a device holds"
-            f" an expert once: at most {num_experts * num_devices} slots in all, {num_experts * (num_devices - 1)} of"
-            " them redundant"
+            f"{listed} slots per device for {experts}; expected 0 to {num_experts}, since a device holds an expert"
+            f" once: at most {num_experts * num_devices} slots, {num_experts * (num_devices - 1)} of them redundant"
         )
     if slots_D.sum() < num_experts:
         raise UsageError(
-            f"{slots_D.sum()} slots on {num_devices} devices for {num_experts} experts;"
+            f"{slots_D.sum()} slots on {num_devices} devices for {experts};"
             f" expected at least {-(-num_experts // num_devices)} a device"
         )
     return slots_D.astype(np.int64)

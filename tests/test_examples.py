@@ -92,6 +92,20 @@ def test_in_the_training_example_replicas_follow_the_load_in_memory_that_layers_
     assert re.search(r"^replicas take [\d.]+ MB here, -?[\d.]+ less than resident ones$", output, re.MULTILINE)
 
 
+def test_the_commands_of_the_flexmoe_page_train_under_a_plan_of_a_recorded_training(tmp_path: Path) -> None:
+    written(tmp_path, 2)
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    page = (EXAMPLES.parent / "docs" / "flexmoe.md").read_text()
+    ways = {"torchrun": torchrun(2)[:-2], "moeplan": MOEPLAN}
+    lines = page.partition("```\ntorchrun")[2].partition("```")[0].splitlines()
+    commands = [line.split() for line in ("torchrun" + lines[0], *lines[1:])]
+    recorded, solved, trained = [run([*ways[program], *words], tmp_path) for program, *words in commands]
+    assert len(losses(recorded)) == len(losses(trained)) == 12
+    assert losses(trained) == pytest.approx(losses(recorded), rel=1e-4)
+    assert "on 6 unseen steps" in " ".join(solved.split())
+    assert re.search(r"^\d+ changes of placements that follow the load$", trained, re.MULTILINE)
+
+
 @pytest.mark.parametrize("dispatch", ["standard", "coherent"])
 def test_the_generation_example_continues_every_prompt_as_one_rank_does(dispatch: str, tmp_path: Path) -> None:
     model, prompt = load_embedded(), b"The import statement"

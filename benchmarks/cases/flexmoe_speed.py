@@ -186,8 +186,6 @@ def _decision_rows(layers: Layers) -> Iterator[Row]:
     """Every way to decide on every layer's last records."""
     from moeplan.solvers.flexmoe.cuts import busiest_ratio, guided
     from moeplan.solvers.flexmoe.policy import held_by, pays, planned
-    from moeplan.solvers.flexmoe.seconds import judged
-    from moeplan.solvers.flexmoe.state import holders_in
 
     policy = Policy()
 
@@ -200,9 +198,8 @@ def _decision_rows(layers: Layers) -> Iterator[Row]:
     found: dict[str, list[tuple[float, float, float]]] = {}
     for layer, (window, table) in zip(count(), layers.drawn(), strict=False):
         batches, totals = window[:, None], window.sum(axis=2)
-        balance, seconds = judged(batches[-1], holders_in(table, layers.experts, layers.group), COSTS, 0)
         home = first_homes(table, layers.experts)
-        seen = Seen(0, layer, batches, table, home, balance, float(seconds.sum()), layers.group, COSTS)
+        seen = Seen.of(0, layer, batches, table, home, group=layers.group, costs=COSTS)
         gain_s = COSTS.pair_s * totals[-1].sum() / layers.devices * policy.horizon
         cell_s, free = COSTS.moved_bytes * COSTS.intra_sum_s_per_byte, np.zeros_like(held_by(table, seen))
         last, slots = totals[-1:], layers.slots
@@ -216,7 +213,7 @@ def _decision_rows(layers: Layers) -> Iterator[Row]:
             new = timing.value[0] if method == FEW else timing.value
             gained = held_by(new, seen) & ~held_by(table, seen)
             timed.setdefault(method, []).append(timing.seconds)
-            found.setdefault(method, []).append((busiest_ratio(new, last), balance, gained.sum()))
+            found.setdefault(method, []).append((busiest_ratio(new, last), seen.balance, gained.sum()))
     for method, own_s in timed.items():
         after, before, moved = np.mean(found[method], axis=0)
         yield Row(

@@ -22,8 +22,7 @@ from moeplan.runtime import parallelize
 from moeplan.runtime.decisions import PlacementDecision, RebalancingDecision
 from moeplan.runtime.decisions.rebalancing import MOST_STEPS
 from moeplan.runtime.plan import Plan
-from moeplan.runtime.rebalancer import Schedule
-from moeplan.runtime.rebalancing import tables_of
+from moeplan.runtime.rebalancing import Schedule, tables_of
 from moeplan.solvers import contiguous
 from moeplan.solvers.flexmoe import Costs, EveryEplb, Policy, follow, initial
 from moeplan.solvers.placement import Placement, ReplicaRule

@@ -70,6 +70,7 @@ def import_(
       moeplan trace import routing.npz --hidden-size 2880 --ffn-size 2880 \\
         --kv-size 1024 --dtype-bytes 2 -o traces
     """
+    from ...traces.count_form import open_any
     from ...traces.importers import import_trace
 
     with progress() as say:
@@ -88,14 +89,19 @@ def import_(
             kv_size=kv_size,
             dtype_bytes=dtype_bytes,
         )
+    written = open_any(summary.destination)
+    step_order, has_ranks = written.meta.step_order if "step" in written.known else None, "source_rank" in written.known
     if as_json:
         result = {"trace": summary.destination, "model": summary.model.name, "num_tokens": summary.num_tokens}
-        print_json(result | {"num_samples": summary.num_samples, "notes": list(summary.notes)})
+        result |= {"num_samples": summary.num_samples, "step_order": step_order, "source_ranks": has_ranks}
+        print_json(result | {"notes": list(summary.notes)})
         return
-    _report_import(summary, is_guessed=not name and summary.model.name == source[0].resolve().stem)
+    order = {"known": "in their order", "unknown": "in no known order", None: "not recorded"}[step_order]
+    where = f"{order}; source ranks {'recorded' if has_ranks else 'not recorded'}"
+    _report_import(summary, where, is_guessed=not name and summary.model.name == source[0].resolve().stem)
 
 
-def _report_import(summary: "ImportSummary", *, is_guessed: bool) -> None:
+def _report_import(summary: "ImportSummary", steps: str, *, is_guessed: bool) -> None:
     """Print an imported trace; `is_guessed`: its model is named after the file."""
     model, known = summary.model, {"tokens": summary.num_tokens, "samples": summary.num_samples}
     amounts = " of ".join(f"{number:,} {name}" for name, number in known.items() if number is not None)
@@ -103,6 +109,7 @@ def _report_import(summary: "ImportSummary", *, is_guessed: bool) -> None:
     weights = ", with gate weights" if summary.has_weights else ""
     print(f"imported  {what}, {model.num_layers} layers x {model.num_experts} experts, top-{model.top_k}{weights}")
     print(f"model     {model.name}{', after the file; --name says another' if is_guessed else ''}")
+    print(f"steps     {steps}")
     screen = console()
     for note in summary.notes:
         screen.print(f"note      {note}")

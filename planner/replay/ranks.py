@@ -19,7 +19,7 @@ from ...profilers.stopwatch import Laps, stopwatch
 from ...profilers.world import World
 from ...runtime import load_plan, parallelize
 from ...runtime.plan import Plan
-from ...runtime.rebalancer import Schedule
+from ...runtime.rebalancing import Schedule
 from ...solvers.arrays import Floats, Ints
 from ...traces.embeddings import Embeddings
 from ...traces.model import ModelSpec

@@ -131,8 +131,9 @@ def _answers(comparison: Comparison) -> Iterator[str]:
     steps = f"{part.num_steps} complete step{'s' * (part.num_steps != 1)}"
     dropped = f" ({part.dropped_samples} trailing {unit}s dropped)" if part.dropped_samples else ""
     kind = "fitted " if comparison.seen else "unseen " if comparison.num_fitted else ""
+    whole = f"{part.num_samples - part.dropped_samples:,} of " if part.dropped_samples else ""
     yield (
-        f"on {printable(comparison.trace)}: {part.num_samples:,} {kind}{unit}s, {part.num_tokens:,} tokens;"
+        f"on {printable(comparison.trace)}: {whole}{part.num_samples:,} {kind}{unit}s, {part.num_tokens:,} tokens;"
         f" {step_words(comparison, part)}, {steps}{dropped}; cluster {comparison.cluster}"
     )
 

@@ -12,7 +12,7 @@ from ..certify.certificate import gone
 from ..document import Column, Headline, Section, Table, Text, write_page
 from ..evaluate.metrics import BALANCE, METRICS
 from ..evaluate.tally import Tally
-from ..figures import contender_of, named
+from ..figures import contender_of, figure_of, named
 from ..picture import Axis, Line, Plot
 from ..replay.report import replayed_sections
 from .answer import answer, headline
@@ -112,9 +112,7 @@ class PlanPage:
         part, today, ours = self.shown
         known = [one for one in (contender_of(part, ours), contender_of(part, today)) if BALANCE in one.metrics]
         columns = [Column("", [named(one, part, today) for one in known])]
-        columns += [
-            Column(unit, [f"{of(one.metrics[BALANCE].value):.3f}" for one in known]) for unit, of in UNITS.items()
-        ]
+        columns += [Column(unit, [f"{of(figure_of(one, BALANCE)):.3f}" for one in known]) for unit, of in UNITS.items()]
         text = "Of the load of devices, mean over layers and steps. Megatron-LM takes max_vio of experts."
         yield Section("Balance in every engine's unit", (Text.of(text), Table(columns)))
 

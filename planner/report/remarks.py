@@ -233,13 +233,13 @@ def scaled_up(part: Part) -> str:
 
 def _untimed(plan: Plan, ours: Contender, base: Contender) -> Iterator[str]:
     """Without seconds: the experts' time by the balance, and the command that makes a profile, if there is none."""
-    mine, theirs = (contender.metrics.get(BALANCE) for contender in (ours, base))
-    if EXPERTS in ours.metrics or mine is None or theirs is None:
+    if EXPERTS in ours.metrics or not all(BALANCE in contender.metrics for contender in (ours, base)):
         return
-    less = 1 - mine.value / theirs.value
+    mine, theirs = (figure_of(contender, BALANCE) for contender in (ours, base))
+    less = 1 - mine / theirs
     if abs(less) >= MATTERS:
         yield (
-            f"balance {mine.value:.2f} against {theirs.value:.2f}: the busiest device's experts take about"
+            f"balance {mine:.2f} against {theirs:.2f}: the busiest device's experts take about"
             f" {percent(abs(less))} {'less' if less >= 0 else 'more'} time"
             f"{WEIGHTS if plan.placement is not None and plan.placement.has_replicas else ''}"
         )

@@ -3,6 +3,8 @@
 Legend: n rows of this rank; D devices.
 """
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -10,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...errors import MoeplanError
 from .payload import Columns
 
 T = TypeVar("T")
@@ -79,6 +82,19 @@ def gathered(value: T, group: dist.ProcessGroup | None) -> list[T]:
     values = [value] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values
+
+
+@contextlib.contextmanager
+def together(group: dist.ProcessGroup | None) -> Iterator[None]:
+    """Raise on every rank what the block raises on any; a collective call."""
+    problem: MoeplanError | None = None
+    try:
+        yield
+    except MoeplanError as error:
+        problem = error
+    for rank, theirs in enumerate(gathered(problem, group)):
+        if theirs is not None:
+            raise type(theirs)(f"rank {rank}: {theirs}") from None
 
 
 def all_gather(arrived: Tensor, sent: Tensor, group: dist.ProcessGroup | None) -> dist.Work | None:

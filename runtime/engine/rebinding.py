@@ -102,7 +102,7 @@ def move_experts(
     if not changes:
         return
     layers = [one.weights for one in changes]
-    kinds = _states(layers, group, optimizer), _gradients(layers, group)
+    kinds = states_of(layers, group, optimizer), _gradients(layers, group)
     stacked = [
         [*_parameters(weights), *gradients, *states] for weights, states, gradients in zip(layers, *kinds, strict=True)
     ]
@@ -177,10 +177,13 @@ def _gradients(layers: Sequence[Weights], group: dist.ProcessGroup | None) -> li
     return gradients
 
 
-def _states(
+def states_of(
     layers: Sequence[Weights], group: dist.ProcessGroup | None, optimizer: torch.optim.Optimizer | None
 ) -> list[list[_Stacked]]:
-    """The states that have a parameter's shape, by layer; others are of no expert, and the same on all ranks."""
+    """The states that have a parameter's shape, by layer; others are of no expert, and the same on all ranks.
+
+    A collective call; errors as in `move_experts`.
+    """
     states: list[list[_Stacked]] = [[] for _ in layers]
     shared, refusal = list[dict[str, Any]](), None
     for of_layer, weights in zip(states, layers, strict=True):
@@ -216,7 +219,7 @@ def _refusal(optimizer: torch.optim.Optimizer, own: nn.Parameter, state: dict[st
     if not _is_elementwise(type(optimizer)):
         return (
             f"experts cannot change owners under {name}, whose state may mix experts; expected one of"
-            f" {', '.join(ELEMENTWISE)}, or replicas that change while owners stay"
+            f" {', '.join(ELEMENTWISE)}, or a schedule under which owners stay, as {{}}"
         )
     for key, value in state.items():
         if _is_of_rows(value) and (value.shape != own.shape or value.dtype == torch.uint8):

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 import numpy as np
 
@@ -30,9 +30,19 @@ class Seen:
     table: Ints  #: The expert in every slot, -1 in an empty one, by the decision before, `[D, S]`
     home: Ints  #: Device of every expert's owner under it, `[E]`
     balance: float  #: Max/mean of the last record under the run's split and this table, mean of its micro-batches
-    seconds: float  #: Of the last record
     group: int
     costs: Costs
+
+    @classmethod
+    def of(
+        cls, record: int, layer: int, window: Ints, table: Ints, home: Ints, *, group: int, costs: Costs, rule: int = 0
+    ) -> Self:
+        """The facts after the last record of a window, split by a rule of `placement.DEALS`; the rest as the fields."""
+        from .seconds import judged
+        from .state import holders_in
+
+        balance, _ = judged(window[-1], holders_in(table, len(home), group), costs, rule)
+        return cls(record, layer, window, table, home, balance, group, costs)
 
 
 class Decide(Protocol):
@@ -206,24 +216,12 @@ class _Layer:
             if r + lag >= len(self.records):
                 continue  # no later record
             started = time.thread_time()
-            balance, seconds = self.balance[r], self.seconds[r, :3]
-            if latest is not held:
-                balance, seconds = judged(batches, latest, self.costs, self.rule)
-            seen = Seen(
-                record=r,
-                layer=self.layer,
-                window=self.records[max(0, r + 1 - decide.window) : r + 1],
-                table=table,
-                home=home,
-                balance=balance,
-                seconds=float(seconds.sum()),
-                group=self.group,
-                costs=self.costs,
-            )
-            new = decide(seen) if seen.window.any() else None
+            window = self.records[max(0, r + 1 - decide.window) : r + 1]
+            seen = Seen.of(r, self.layer, window, table, home, group=self.group, costs=self.costs, rule=self.rule)
+            new = decide(seen) if window.any() else None
             self.planning_s += time.thread_time() - started
             if new is not None and not np.array_equal(new, table):
-                home = self._change(r + lag, table, new, home, seen.window)
+                home = self._change(r + lag, table, new, home, window)
                 table, latest = new, holders_in(new, num_experts, self.group)
             coming.append(latest)
         self._look_back()

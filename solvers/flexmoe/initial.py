@@ -41,6 +41,6 @@ def initial(records: Ints, slots: int, costs: Costs, *, group: int, policy: Poli
         window = np.ascontiguousarray(records[:, layer])
         table = eplb_table(window, slots, "refined")
         home = first_homes(table, records.shape[3])
-        seen = Seen(0, layer, window, table, home, balance=np.inf, seconds=np.inf, group=group, costs=costs)
+        seen = Seen.of(0, layer, window, table, home, group=group, costs=costs)
         tables[layer] = planned(seen, policy, policy.evaluations)
     return tables

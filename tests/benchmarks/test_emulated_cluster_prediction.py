@@ -23,7 +23,7 @@ from moeplan.profilers.fits.fit import Prediction
 from moeplan.profilers.fits.laws import AlphaBeta
 from moeplan.profilers.world import World
 from moeplan.runtime.engine.layer_placement import LayerPlacement
-from moeplan.runtime.rebalancer import placement_of
+from moeplan.runtime.rebalancing import placement_of
 from moeplan.solvers import contiguous, netmoe
 from moeplan.solvers.pipemoe import nested_pairs
 from moeplan.solvers.placement import Placement

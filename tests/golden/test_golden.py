@@ -4,6 +4,7 @@ Golden records are written anew, whole or a section alone, by this command in th
 what it changes: `python -m tests.golden.write [CASE...] [--section SECTION...]`
 """
 
+import contextlib
 import re
 from collections.abc import Iterator
 from itertools import islice
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from moeplan.errors import InputError
 from moeplan.planner.report.plan import solve_report
 from tests.golden.cases import COMPARES, SOLVES
 from tests.golden.record import SECTIONS, SHOWN, differences, load
@@ -65,6 +67,27 @@ def test_a_plan_that_does_not_replace_the_one_in_force_is_not_to_be_applied(work
     )
     assert ("keep the plan in force" in told) == kept
     assert ("next: moeplan apply" in told) != kept
+
+
+@pytest.mark.parametrize("case", SOLVES)
+def test_figures_that_were_set_to_0_are_a_screen_or_one_line(workshop: Workshop, case: str) -> None:
+    plan = workshop.plan(case)
+    assert plan.evaluation is not None
+    for name in {name for one in plan.evaluation.judging.contenders for name in one.metrics}:
+        forged = makers.parsed(with_0(plan.model_dump(mode="json"), name))
+        with contextlib.suppress(InputError):
+            makers.screen(solve_report, forged, Path("plan.json"), verbose=True)
+
+
+def with_0(value: Any, name: str) -> Any:
+    """JSON in which every metric of that name is 0."""
+    if isinstance(value, list):
+        return [with_0(one, name) for one in value]
+    if not isinstance(value, dict):
+        return value
+    nothing = {"value": 0.0, "low": None, "high": None}
+    of_name = {dict: nothing, float: 0.0}
+    return {key: of_name.get(type(one), one) if key == name else with_0(one, name) for key, one in value.items()}
 
 
 def metrics_of(record: dict[str, Any]) -> list[tuple[str, str, list[str]]]:

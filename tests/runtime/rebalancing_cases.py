@@ -396,7 +396,7 @@ def _row_bytes(world: World) -> int:
 
 def _by_itself(world: World) -> np.ndarray:
     """What this rank would decide under the rule of `ByRank`."""
-    seen = Seen(0, 0, np.ones((1, 1, EXPERTS, world.size), np.int64), np.zeros((world.size, 6)), *[None] * 5)  # type: ignore[arg-type]
+    seen = Seen(0, 0, np.ones((1, 1, EXPERTS, world.size), np.int64), np.zeros((world.size, 6)), *[None] * 4)  # type: ignore[arg-type]
     return ByRank()(seen)
 
 
@@ -408,10 +408,15 @@ def _backward(world: World, run: Run, spread: ExpertParallelModel, step: int) ->
 
 
 def _two_steps(
-    world: World, run: Run, made: Callable[[ExpertParallelModel], torch.optim.Optimizer], *, kept: bool = False
+    world: World,
+    run: Run,
+    made: Callable[[ExpertParallelModel], torch.optim.Optimizer],
+    *,
+    kept: bool = False,
+    **options: Any,
 ) -> str:
     """What is said in three steps under an optimizer, where outputs without a backward pass may be kept."""
-    spread, case = _made(world, run), run.case(world.size)
+    spread, case = _made(world, run, **options), run.case(world.size)
     optimizer, mine = made(spread), own(case.batches, world.rank)
 
     def steps() -> None:
@@ -466,9 +471,40 @@ def _refused(world: World) -> dict[str, str]:
         case = one.case(world.size)
         return refusal_of(partial(parallelize, case.model(), plan or one.plan(world.size), schedule=schedule))
 
-    def loaded(change: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
-        done = _rebalancing(_made(world, one))
-        return refusal_of(partial(done.load_state_dict, change(done.state_dict())))
+    def loaded(change: Callable[[Any], Any], done: Rebalancer | None = None) -> str:
+        """What is said of a changed state; a refusal leaves all as it was."""
+        done = done or _rebalancing(_made(world, one))
+        before = repr(done.state_dict())
+        said = refusal_of(partial(done.load_state_dict, change(done.state_dict())))
+        assert said == "accepted" or repr(done.state_dict()) == before
+        return said
+
+    def put(name: str, at: tuple[int, ...], number: int) -> str:
+        """What is said of a state with another number in one place of an array."""
+
+        def change(state: Any) -> Any:
+            state[name][at] = number
+            return state
+
+        return loaded(change)
+
+    def windowed(record: Tensor) -> str:
+        return loaded(lambda state: state | {"records": 1, "window": [record], "deciding": True})
+
+    def pending(*, dropped: bool) -> str:
+        """What is said between a backward pass and its step."""
+        spread = _made(world, one)
+        _backward(world, one, spread, 0)
+        if dropped:
+            spread.zero_grad(set_to_none=False)
+        return loaded(lambda state: state, _rebalancing(spread))
+
+    def adafactor(spread: ExpertParallelModel) -> torch.optim.Optimizer:
+        return torch.optim.Adafactor(spread.parameters())
+
+    record = torch.ones(table.shape[0], EXPERTS, world.size, dtype=torch.int64)
+    (device, slot), *_ = np.argwhere(np.vectorize(lambda expert: (table[2] == expert).sum() == 1)(table[2])).tolist()
+    alone = int(table[2, device, slot])  # no other device of layer 2 holds it
 
     def cast() -> None:
         spread = _made(world, replace(run, beside="autocast"))
@@ -485,6 +521,9 @@ def _refused(world: World) -> dict[str, str]:
         "Lars": _two_steps(world, run, lambda spread: Lars(spread.parameters(), lr=0.1)),
         "Named": _two_steps(world, run, lambda spread: Named(spread.parameters(), lr=0.1)),
         "SGD": _two_steps(world, run, lambda spread: torch.optim.SGD(spread.parameters(), lr=0.1)),
+        "at once": _two_steps(world, replace(run, rule=None, trigger=1e9), adafactor),
+        "at once, schedule": _two_steps(world, one, adafactor, schedule={99: table[:, ::-1]}),
+        "owners stay": _two_steps(world, one, adafactor, schedule={}),
         "shape": scheduled({3: table[:, :, :-1]}),
         "absent": scheduled({0: table, 4: lacking}),
         "other": scheduled({1: other}),
@@ -499,6 +538,20 @@ def _refused(world: World) -> dict[str, str]:
         "no state": loaded(lambda _state: {}),
         "other sizes": loaded(lambda state: state | {"tables": state["tables"][:, :, :-1]}),
         "other state": loaded(lambda state: state | {"step": world.rank}),
+        "other here": loaded(lambda state: state | {"step": -world.rank}),
+        "no step": loaded(lambda state: state | {"step": None}),
+        "moved": loaded(lambda state: state | {"moved": -1}),
+        "nothing to decide by": loaded(lambda state: state | {"deciding": True}),
+        "owner": put("owners", (1, 3), world.size),
+        "owner without": put("owners", (2, alone), 1 - device),
+        "expert": put("tables", (0, 0, 0), EXPERTS),
+        "left out": put("decided_last", (2, device, slot), -1),
+        "window": windowed(-record),
+        "window of others": windowed(record[:, :-1]),
+        "window of shares": windowed(record / 2),
+        "a window": windowed(record),
+        "pending": pending(dropped=False),
+        "dropped": pending(dropped=True),
     }
 
 

@@ -120,7 +120,8 @@ def _added(options: AutoOptions, plan: Plan, part: Part) -> Iterator[str]:
 
 def _gain(part: Part, label: str, against: str, metric: str) -> float:
     """Gain of a contender over another, a share."""
-    return 1 - figure_of(contender_of(part, label), metric) / figure_of(contender_of(part, against), metric)
+    base = figure_of(contender_of(part, against), metric)
+    return 1 - figure_of(contender_of(part, label), metric) / base if base else 0.0
 
 
 def _in_order(plan: Plan, part: Part) -> str:
@@ -183,7 +184,7 @@ def _whole(candidate: Tried) -> bool:
 
 def _of_ideal(row: Row, today: Mapping[str, float]) -> str:
     """Percent of the step under even loads, nothing else of today changed; of layers in chunks nothing."""
-    return f"{100 * today[IDEAL] / today[STEP] / row.share:.0f}" if row.whole and row.share else "-"
+    return f"{100 * today[IDEAL] / today[STEP] / row.share:.0f}" if row.whole and row.share and today[STEP] else "-"
 
 
 def _balance(metrics: Mapping[str, float]) -> str:

@@ -235,6 +235,7 @@ def _chosen(task: Task, params: FlexmoeParams, pairs: Pairs) -> tuple[_Candidate
     widths = [params.slots] if params.slots else [*range(min(fewest + 1, most), most + 1)]
     horizons = HORIZONS if params.horizon is None and params.method == "search" else [params.horizon or USUAL]
     layers = np.unique(np.linspace(0, model.num_layers - 1, TRIED_LAYERS).round().astype(np.int64))
+    trials = len(widths) + len(horizons) - 1
     some, tried = np.ascontiguousarray(pairs[-TRIED_STEPS:, layers]), dict[str, float]()
 
     def best(candidates: Sequence[_Candidate]) -> _Candidate:
@@ -243,7 +244,7 @@ def _chosen(task: Task, params: FlexmoeParams, pairs: Pairs) -> tuple[_Candidate
             return candidates[0]
         for candidate in candidates:
             if candidate.name not in tried:
-                task.say(f"trying {candidate.name} on the fitted steps")
+                task.say(f"trial {len(tried) + 1} of {trials}: {candidate.name}, on the fitted steps")
                 tried[candidate.name] = candidate.figure(some, group, record_steps, task.workers)
         return min(candidates, key=lambda candidate: tried[candidate.name])
 

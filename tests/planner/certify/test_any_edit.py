@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ CONTAINERS = {"Counter", "SampleCounts", "SampleTraffic"}  # of what is counted,
 # What informs, what the certificate lists as unchecked, and words that mean the same.
 FREE = (
     "path", "sha256", "created_at", "moeplan_version", "wall_s", "compiled_s", "backend", "time_limit_s", "repaired",
-    "objective_without", "highest_without", "status", "schema_version", "plan_sha256",
+    "objective_without", "highest_without", "status", "schema_version", "plan_sha256", "planning_s",
 )  # fmt: skip
 UNCHECKED = (
     ("options", "placement", "method"),
@@ -36,6 +37,7 @@ UNCHECKED = (
     ("options", "pipeline", "joint"),
     ("options", "pipeline", "full_duplex"),
     ("inputs", "trace", "split", "fit_fraction"),
+    *(("decisions", "rebalancing", name) for name in ("trigger", "window", "every", "evaluations")),
 )
 
 
@@ -53,8 +55,9 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def kind_of(path: tuple[str, ...]) -> str:
-    """What values are alike: places of lists and the two parts of an evaluation are one."""
-    return "/".join("#" if step.isdigit() or step == "held_out" else step for step in path).replace("/fit/", "/#/")
+    """What values are alike: places of lists, the two parts of an evaluation, and all rules that were followed."""
+    way = "/".join("#" if step.isdigit() or step == "held_out" else step for step in path).replace("/fit/", "/#/")
+    return re.sub("followed/[^/]+", "followed/#", way)
 
 
 def perturbed(value: Any, factor: float) -> Any:
@@ -72,6 +75,8 @@ def test_any_other_value_is_refused(make_trace: Any, make_profile: Any, tmp_path
     """Of plans of every strategy, with a profile where it tells something; a value of every kind."""
     rng, profile, to = random.Random(0), make_profile("2x2"), tmp_path / "plan.json"
     trace = make_trace(samples=24, tokens=12)
+    run = make_trace(samples=24, tokens=12, columns=("step", "sample", "source_rank"), ranks=4)
+    training = {"purpose": "training", "slots": 3, "horizon": 30.0}
     plans: list[dict[str, Any]] = [
         {"strategy": "exflow", "time_limit_s": 0.5},
         {"strategy": "exflow", "dispatch_model": "standard", "profile": profile, "time_limit_s": 0.5},
@@ -81,6 +86,7 @@ def test_any_other_value_is_refused(make_trace: Any, make_profile: Any, tmp_path
         {"strategy": "contiguous", "profile": profile, "tokens_per_step": 50, "samples_per_step": None},
         {"strategy": "pipemoe", "profile": profile, "max_degree": 4},
         {"strategy": "netmoe", "profile": profile},
+        {"strategy": "flexmoe", "trace": run, "profile": profile, "samples_per_step": None} | training,
     ]
     values: dict[str, list[Any]] = {}
     for asked in plans:

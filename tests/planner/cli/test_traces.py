@@ -78,6 +78,7 @@ def test_counts_of_csv_are_added_up_by_count(moeplan: Any, refuse: Any, info: An
     done = moeplan("trace", "import", home / "r.csv", "-o", "csv", "--top-k", "2", cwd=tmp_path)
     assert re.search(r"imported  counts( of \d+ tokens)?, 2 layers x 2 experts, top-2", done.stdout)
     assert "model     r, after the file; --name says another" in done.stdout
+    assert "\nsteps     in their order; source ranks not recorded\n" in done.stdout
     named = moeplan("trace", "import", home / "r.csv", "-o", "named", "--name", "r", cwd=tmp_path).stdout
     assert "model     r\n" in named
     done = moeplan("trace", "count", "csv", "-o", (tmp_path / "again").as_uri(), "--json", cwd=tmp_path)
@@ -116,11 +117,19 @@ def test_a_directory_of_ranks_is_imported_or_files_as_a_shell_spells_them_out(
     assert "3 layers x 8 experts, top-2" in said
     assert "model     deepseek_v3\n" in said
     assert "note      ranks 0-1 added up: tokens, requests and source ranks are unknown" in said
+    assert "\nsteps     in their order; source ranks not recorded\n" in said
     facts, _ = info("traces", tmp_path)
     assert (facts["form"], facts["num_steps"], facts["model"]["layer_ids"]) == ("counts", 6, [1, 2, 3])
     files = sorted((recorded / "passes").iterdir())
     done = moeplan("trace", "import", *files, "-o", "t", "--first-step", "9", "--json", cwd=tmp_path)
-    assert "6 rows of steps before 9 left out" in json.loads(done.stdout)["notes"]
+    told = json.loads(done.stdout)
+    assert "6 rows of steps before 9 left out" in told["notes"]
+    assert (told["step_order"], told["source_ranks"]) == ("known", False)
+    router = moeplan("trace", "import", recorded / "router", "-o", "router", cwd=tmp_path).stdout
+    assert "\nsteps     in their order; source ranks recorded\n" in router
+    write(tmp_path / "full", stat(np.ones((6, H, E), np.int64), rows=6, begin=5))  # a ring that begins anywhere
+    full = moeplan("trace", "import", tmp_path / "full", "-o", "ring", cwd=tmp_path).stdout
+    assert "\nsteps     in no known order; source ranks not recorded\n" in full
 
 
 def test_responses_go_all_the_way_to_a_plan_by_the_config_of_their_model(
@@ -133,6 +142,7 @@ def test_responses_go_all_the_way_to_a_plan_by_the_config_of_their_model(
     refuse(*answers, cwd=tmp_path, code=3, words="give --hf-config config.json")
     done = moeplan(*answers, "--hf-config", recorded / "config.json", cwd=tmp_path)
     assert "imported  180 tokens of 20 samples, 3 layers x 8 experts, top-2" in done.stdout
+    assert "\nsteps     not recorded; source ranks not recorded\n" in done.stdout
     moeplan("solve", "--strategy", "exflow", "--cluster", "1x4", "--time-limit", "1", cwd=tmp_path)
     assert json.loads((tmp_path / "plan.json").read_text())["model"]["layer_ids"] == [1, 2, 3]
 

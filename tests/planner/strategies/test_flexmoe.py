@@ -19,7 +19,7 @@ from moeplan.planner.evaluate.price import price
 from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.scene import Passes
 from moeplan.planner.evaluate.tally import Tally
-from moeplan.planner.solve import task_for
+from moeplan.planner.solve import solve, task_for
 from moeplan.planner.strategies.flexmoe.rates import rates
 from moeplan.planner.strategies.flexmoe.strategy import filled
 from moeplan.planner.strategies.flexmoe.timeline import timeline_picture, trace_events, write_timeline
@@ -419,6 +419,13 @@ def test_the_table_tells_every_rule(plan: Any) -> None:
         assert words in text
 
 
+@pytest.mark.parametrize("metric", ["step_s", "ideal_step_s", "balance"])
+def test_a_figure_that_was_set_to_0_is_one_line(plan: Any, metric: str) -> None:
+    forged = edited(plan, f"evaluation/held_out/contenders/1/metrics/{metric}/value", 0.0)
+    with pytest.raises(InputError, match=rf"^the plan's evaluation of contiguous has {metric} 0; expected above 0"):
+        said(forged)
+
+
 def test_rates_are_lines_through_what_is_timed(run: CountTrace, profile: Path) -> None:
     """The profile's curves are lines without noise, so that the rates are theirs."""
     scene = scene_of(run, "2x2", profile=profile, passes=Passes(2.0, full_duplex=False))
@@ -476,6 +483,30 @@ def test_empty_slots_are_filled_with_replicas_of_the_highest_loads() -> None:
 def test_on_several_nodes_those_come_first_that_no_other_node_holds() -> None:
     tables = np.array([[[0, -1], [1, 2], [2, 3], [4, 2]]])  # expert 2 has the highest load, and is on both nodes
     assert filled(tables, np.array([[1, 3, 90, 4, 5]]), 2).tolist() == [[[0, 1], [1, 2], [2, 3], [4, 2]]]
+
+
+@pytest.mark.parametrize(("settings", "trials"), [({}, 4), ({"slots": 3}, 3), ({"horizon": 30.0}, 2)])
+def test_progress_tells_which_trial_of_how_many_it_is(tmp_path: Path, settings: dict[str, Any], trials: int) -> None:
+    told = list[str]()
+    trace = counted_run(tmp_path / "t", drifting(steps=6))
+    plan = solve(request(trace, "flexmoe", "2x2", **settings), on_progress=told.append)
+    names = plan.options["rebalancing"]["tried"]
+    expected = [f"trial {number} of {trials}: {name}, on the fitted steps" for number, name in enumerate(names, 1)]
+    assert [line for line in told if line.startswith("trial")] == expected
+    assert len(names) == trials
+
+
+@pytest.mark.parametrize(
+    ("slots", "words"),
+    [
+        (0, r"^0 slots on 4 devices for 1 expert; expected at least 1 a device$"),
+        (2, r"^2 slots per device for 1 expert; expected 0 to 1, since a device holds an expert once: at most 4"),
+    ],
+)
+def test_slots_that_one_expert_cannot_fill_are_one_clear_line(tmp_path: Path, slots: int, words: str) -> None:
+    trace = stored(tmp_path / "t", np.full((4, 2, 1), 9), top_k=1)
+    with pytest.raises(UsageError, match=words):
+        made(trace, "flexmoe", "2x2", slots=slots)
 
 
 @pytest.mark.parametrize(
