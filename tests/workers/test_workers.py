@@ -24,7 +24,8 @@ from moeplan import workers as module
 from moeplan.errors import InputError
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import eplb
-from moeplan.solvers.flexmoe import Policy, follow
+from moeplan.solvers.flexmoe import Policy, follow, initial
+from moeplan.solvers.flexmoe.initial import BALANCE_ALONE
 from moeplan.traces import dataset
 from moeplan.traces.count_form import condense, read_counts, tabulate, write_counts
 from moeplan.traces.reader import Trace
@@ -224,10 +225,12 @@ def test_placements_are_the_same_wherever_layers_are_refined(there: Workers, rul
     assert tables[0].tobytes() == tables[1].tobytes()
 
 
-def test_runs_are_the_same_wherever_layers_are_replayed(there: Workers) -> None:
+def test_runs_are_the_same_wherever_layers_are_placed_and_replayed(there: Workers) -> None:
     records = np.random.default_rng(1).poisson(20, (12, 3, 1, 8, 4)).astype(np.int64)
     start = np.tile(np.arange(8).reshape(4, 2), (3, 1, 1))
     runs = [follow(records, start, Policy(), COSTS, group=2, workers=one) for one in (SERIAL, there)]
+    tables = [initial(records[:4], 3, COSTS, group=2, policy=BALANCE_ALONE, workers=one) for one in (SERIAL, there)]
+    assert tables[0].tobytes() == tables[1].tobytes()
     for name in ("tables", "period", "sent", "balance", "seconds"):
         assert getattr(runs[0], name).tobytes() == getattr(runs[1], name).tobytes()
     assert (runs[0].operations, runs[0].changes) == (runs[1].operations, runs[1].changes)
