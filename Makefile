@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin/python -I
 SOURCES := $(shell find . -path ./.venv -prune -o \( -name '*.py' -o -name '*.safetensors' -o -name '*.parquet' \
-	-o -name '*.txt' -o -name '*.json' -o -name '*.json.gz' -o -name '*.xz' -o -name NOTICE \) -print | grep -E '^\./(errors|files|workers|__init__)\.py$$|^\./(planner|profilers|runtime|solvers|traces)/')
+	-o -name '*.txt' -o -name '*.json' -o -name '*.json.gz' -o -name '*.xz' -o -name NOTICE \) -print | grep -E '^\./(errors|files|__init__)\.py$$|^\./(planner|profilers|runtime|solvers|traces|workers)/')
 
 .PHONY: demo test test-engines check bench clean
 demo: .venv/compiled

@@ -28,7 +28,7 @@ What each figure of `moeplan solve`, `show` and `compare` means. All of a plan's
 
 Intervals are 95 %, by bootstrap over what the fifth column says. Gains are paired. Where samples are re-homed, all
 intervals are over steps."""
-FLOORS = ("planner", "runtime", "solvers", "profilers", "traces")
+FLOORS = ("planner", "runtime", "solvers", "profilers", "traces", "workers")
 
 
 def cli_reference() -> str:

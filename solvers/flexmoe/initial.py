@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...workers import Workers, given
 from ..arrays import Ints
 from .costs import Costs
 from .follow import Seen, first_homes
@@ -17,7 +18,9 @@ DEEP = Policy(trigger=1.0, horizon=1e12, slack=0.0, kicks=100, evaluations=3000)
 BALANCE_ALONE = replace(DEEP, evaluations=0)
 
 
-def initial(records: Ints, slots: int, costs: Costs, *, group: int, policy: Policy = DEEP) -> Ints:
+def initial(
+    records: Ints, slots: int, costs: Costs, *, group: int, policy: Policy = DEEP, workers: Workers | None = None
+) -> Ints:
     """Tables `[L, D, S]` of few predicted seconds on the records, the expert in every slot, -1 in an empty one.
 
     Parameters
@@ -30,17 +33,24 @@ def initial(records: Ints, slots: int, costs: Costs, *, group: int, policy: Poli
         G, devices of a node.
     policy
         Its evaluations; none: few operations for balance alone.
+    workers
+        What places the layers; None: threads. The tables are the same whichever do.
 
     Notes
     -----
     EPLB of the records' sum, refined; then as `policy.planned`.
     """
-    num_layers, num_devices = records.shape[1], records.shape[4]
-    tables = np.empty((num_layers, num_devices, slots), np.int64)
-    for layer in range(num_layers):
-        window = np.ascontiguousarray(records[:, layer])
-        table = eplb_table(window, slots, "refined")
-        home = first_homes(table, records.shape[3])
-        seen = Seen.of(0, layer, window, table, home, group=group, costs=costs)
-        tables[layer] = planned(seen, policy, policy.evaluations)
-    return tables
+    rows = (
+        (np.ascontiguousarray(records[:, layer]), layer, slots, costs, group, policy)
+        for layer in range(records.shape[1])
+    )
+    with given(workers) as there:
+        return np.array([*there.map(_initial_layer, rows)])
+
+
+def _initial_layer(window: Ints, layer: int, slots: int, costs: Costs, group: int, policy: Policy) -> Ints:
+    """The table of one layer `[D, S]`, whose records are `[W, M, E, D]`."""
+    table = eplb_table(window, slots, "refined")
+    home = first_homes(table, window.shape[2])
+    seen = Seen.of(0, layer, window, table, home, group=group, costs=costs)
+    return planned(seen, policy, policy.evaluations)

@@ -8,18 +8,21 @@ busiest device.
 
 import itertools
 import math
+import threading
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
-from ....errors import InputError, MoeplanError, UsageError
+from ....errors import InputError, MoeplanError, RankError, UsageError
 from ....runtime.decisions import TRAINED, WIRED
 from ....runtime.exports import ENGINES, Engine, engines_of
 from ....runtime.plan import Metric
 from ....solvers.outcome import Status
+from ....workers import Pending
 from ...evaluate.evaluate import MATTERS, Evaluated, evaluate
 from ...evaluate.journey import Contender, journey_of, today
 from ...evaluate.metrics import BALANCE, EXPERTS, METRICS, Currency, Figures
@@ -56,6 +59,7 @@ class Search:
     cannot_gain_yet: dict[Component, None] = field(default_factory=dict)
     #: By label and scenes
     figures_of_today: dict[tuple[Hashable, ...], Figures] = field(default_factory=dict)
+    key: str = field(default_factory=lambda: uuid4().hex)  #: By which workers know what they have read of it
 
     def run(self) -> None:
         """Try every component alone, the best ones with others added, then other components in place of each.
@@ -64,14 +68,15 @@ class Search:
         """
         self.task.say(f"comparing by {METRICS[self.metric].noun}")
         try:
-            for component in self.components():
-                self.attempt((component,))
+            self.attempt_all([(component,) for component in self.components()])
             while self.tried and self.improved_by((*self.grown(), *self.replaced())):
                 pass
         except KeyboardInterrupt:
             if not self.tried:
                 raise
             self.status = Status.INTERRUPTED
+        if self.status is not Status.FEASIBLE:  # workers may be at candidates still
+            self.task = replace(self.task, workers=None)
         if not self.tried:
             raise self.refusal
 
@@ -164,9 +169,45 @@ class Search:
     def improved_by(self, others: Sequence[Components]) -> bool:
         """Attempt some; check whether one of them is better than all before."""
         before = self.ranked()[0]
-        for components in others:
-            self.attempt(components)
+        self.attempt_all(others)
         return self.ranked()[0] is not before
+
+    def attempt_all(self, several: Sequence[Components]) -> None:
+        """Attempt some in their order; what stands on candidates that are known, workers decide ahead."""
+        ahead = dict[Components, Pending[Candidate]]()
+        try:
+            for place, components in enumerate(several):
+                if not ahead:
+                    ahead = self.begun(several[place:])
+                self.attempt(components, ahead.get(components))
+        finally:
+            _search.own = None
+            for pending in ahead.values():
+                pending.future.cancel()
+
+    def begun(self, several: Sequence[Components]) -> dict[Components, Pending[Candidate]]:
+        """Candidates that workers begin to decide; none before the first is known, by which others are left out."""
+        workers = self.task.workers
+        ready = [components for components in several if self.is_ready(components)]
+        if workers is None or workers.size == 1 or not self.tried or not ready:
+            return {}
+        _search.own, task = self, self.task.portable()  # its own for tasks that run in this process
+        unread = Search(task, self.params, self.started, key=self.key)
+        unread.metric = self.metric
+        sent, begun = workers.broadcast(unread), dict[Components, Pending[Candidate]]()
+        for *before, component in ready:
+            base = self.tried.get(tuple(before))
+            light = base and replace(base, solved=replace(base.solved, task=task))
+            begun[(*before, component)] = workers.submit(_solved_ahead, sent, component, light)
+        return begun
+
+    def is_ready(self, components: Components) -> bool:
+        """Check whether components are not known, and what the last stands on is."""
+        *before, component = components
+        if components in self.tried or components in self.refused:
+            return False
+        base = self.tried.get(tuple(before))
+        return not before or (base is not None and component.strategy.stands_on(base.solved.plan))
 
     def grown(self) -> Iterator[Components]:
         """The best candidates of different kinds with one component more, which may gain there alone."""
@@ -190,8 +231,11 @@ class Search:
         """The candidates, of several that differ in memory alone the best."""
         return best_of_each(self.ranked(), attrgetter("without_replicas"))
 
-    def attempt(self, components: Components) -> None:
-        """Decide the last component on top of the others and compare it with today; refuse what cannot be decided."""
+    def attempt(self, components: Components, ahead: Pending[Candidate] | None = None) -> None:
+        """Decide the last component on top of the others and compare it with today; refuse what cannot be decided.
+
+        What workers began `ahead` is taken from them.
+        """
         *before, component = components
         if components in self.tried or components in self.refused:
             return
@@ -205,8 +249,16 @@ class Search:
             return
         self.task.say(f"trying {named(components)}")
         try:
-            candidate = self.solve_component(component, base)
+            candidate = (
+                self.solved_by(ahead, component, base)
+                if ahead
+                else self.solve_component(component, base, is_first=not self.tried)
+            )
+        except RankError:  # of workers, not of the candidate
+            raise
         except MoeplanError as error:
+            if isinstance(error, CannotGainError):
+                self.cannot_gain_yet[component] = None
             self.refused[components] = str(error)
             return
         if self.engine and self.engine.name not in engines_of(candidate.solved.plan):
@@ -216,18 +268,25 @@ class Search:
         if any(outcome.status is Status.INTERRUPTED for outcome in candidate.solved.plan.outcome.values()):
             raise KeyboardInterrupt  # a search that kept its best
 
-    def solve_component(self, component: Component, base: Candidate | None) -> Candidate:
+    def solved_by(self, ahead: Pending[Candidate], component: Component, base: Candidate | None) -> Candidate:
+        """A candidate as workers decided it, as if it had been here; errors as in `solve_component`."""
+        candidate = ahead.result()
+        task = self.task_of(component, base.solved if base else None, inner=True, search_s=self.search_s)
+        components = (*(base.components if base else ()), component)
+        return replace(candidate, components=components, solved=replace(candidate.solved, task=task))
+
+    def solve_component(self, component: Component, base: Candidate | None, *, is_first: bool) -> Candidate:
         """A component decided on top of a candidate, beside today.
 
-        InputError where it has no figure in the currency, UsageError where it cannot gain what matters.
+        InputError where it has no figure in the currency, CannotGainError unless it may gain what matters or is the
+        first.
         """
         from ...solve import decide
 
         began = time.perf_counter()
         task = self.task_of(component, base.solved if base else None, inner=True, search_s=self.search_s)
-        if self.tried and (most := self.most_saved(task)) < MATTERS:
-            self.cannot_gain_yet[component] = None
-            raise UsageError(
+        if not is_first and (most := self.most_saved(task)) < MATTERS:
+            raise CannotGainError(
                 f"it saves {percent(max(most, 0.0), 1)} of the {METRICS[self.metric].noun} at most, whatever it decides"
             )
         decided = decide(task)
@@ -328,6 +387,21 @@ class Search:
             decided = replace(candidate.solved, task=task)
         share, ours, usual = self.gain_over_today(decided)
         return record(candidate, decided.plan, share, ours, usual)
+
+
+class CannotGainError(UsageError):
+    """A component cannot gain what matters where it stands."""
+
+
+_search = threading.local()  # `own`: the last search of a thread, with all that it has read
+
+
+def _solved_ahead(search: Search, component: Component, base: Candidate | None) -> Candidate:
+    """A candidate as a worker decides it, without what its task has read."""
+    own: Search = getattr(_search, "own", None) or search
+    _search.own = own = own if own.key == search.key else search
+    candidate: Candidate = own.solve_component(component, base, is_first=False)
+    return replace(candidate, solved=replace(candidate.solved, task=own.task.portable()))
 
 
 def _seen(task: Task, usual: Contender) -> tuple[Hashable, ...]:

@@ -101,7 +101,7 @@ class Flexmoe(Strategy):
         chosen, tried = _chosen(task, params, fitted)
         task.say("placing replicas for the last fitted steps")
         window, group = fitted[-START:], scene.cluster.devices_per_node
-        placement = chosen.placement(window, group)
+        placement = chosen.placement(window, group, task.workers)
         decision = chosen.decision(placement, scene.record_steps)
         task.say("following the load on the steps that judge")
         rules = rules_of(task, decision)
@@ -207,17 +207,17 @@ class _Candidate:
             costs={name: float(rate) for name, rate in self.costs._asdict().items()},
         )
 
-    def placement(self, window: Pairs, group: int) -> Placement:
+    def placement(self, window: Pairs, group: int, workers: Workers | None) -> Placement:
         """The placement of few seconds, or of the best balance, for the steps of a window together."""
         records = np.ascontiguousarray(window[:, :, None], np.int64)
         policy = replace(DEEP if self.timed else BALANCE_ALONE, quantile=self.quantile)
-        tables = initial(records, self.slots, self.costs, group=group, policy=policy)
+        tables = initial(records, self.slots, self.costs, group=group, policy=policy, workers=workers)
         tables = filled(tables, window.sum(axis=(0, 3)), group)
         return Placement.from_sets(tables.tolist(), window.shape[2], ReplicaRule.QUOTA)
 
     def figure(self, pairs: Pairs, group: int, record_steps: int, workers: Workers | None) -> float:
         """Seconds of a layer, or max/mean load, on steps after the first few, for which it places."""
-        placement = self.placement(pairs[:START], group)
+        placement = self.placement(pairs[:START], group, workers)
         later = pairs[START:] if len(pairs) > START else pairs
         run = Following.of(self.decision(placement, record_steps), workers).run(later, placement, group)
         return run.over_steps(decides(timed=self.timed), self.quantile) + (self.fixed_s or 0.0)
@@ -235,7 +235,7 @@ def _chosen(task: Task, params: FlexmoeParams, pairs: Pairs) -> tuple[_Candidate
     widths = [params.slots] if params.slots else [*range(min(fewest + 1, most), most + 1)]
     horizons = HORIZONS if params.horizon is None and params.method == "search" else [params.horizon or USUAL]
     layers = np.unique(np.linspace(0, model.num_layers - 1, TRIED_LAYERS).round().astype(np.int64))
-    trials = len(widths) + len(horizons) - 1
+    trials = len(widths) + (len(horizons) + len(WINDOWS) - 1 if params.method == "search" else 0)
     some, tried = np.ascontiguousarray(pairs[-TRIED_STEPS:, layers]), dict[str, float]()
 
     def best(candidates: Sequence[_Candidate]) -> _Candidate:

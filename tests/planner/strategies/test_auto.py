@@ -39,6 +39,7 @@ from moeplan.solvers.outcome import Status
 from moeplan.traces.reader import Trace
 from moeplan.traces.schema import PHASES, TokenBatch
 from moeplan.traces.split import fitted
+from moeplan.workers import opened
 from tests.builders import known
 from tests.planner.makers import (
     assert_refused,
@@ -75,6 +76,27 @@ def profile(make_profile: Any) -> Path:
 @pytest.fixture(scope="module")
 def plan(trace: Trace, profile: Path) -> Any:
     return planned(trace, "auto", profile=profile)
+
+
+def test_the_plan_is_the_same_where_processes_try_candidates(trace: Trace, profile: Path, plan: Any) -> None:
+    here = list[Component]()
+    with opened("2") as workers, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Search, "solve_component", noting(Search.solve_component, here))
+        again: Any = solve.make(request(trace, "auto", profile=profile), workers=workers).plan
+    assert (again.decisions, again.evaluation, again.verdict) == (plan.decisions, plan.evaluation, plan.verdict)
+    assert auto_of(again) == auto_of(plan)
+    assert len(here) < len(auto_of(plan).tried) / 2
+
+
+def noting(solve_component: Any, tried: list[Any]) -> Any:
+    """The method, which notes what it solves in this process."""
+
+    def noted(search: Search, component: Component, *args: Any, **settings: Any) -> Candidate:
+        tried.append(component)
+        solved: Candidate = solve_component(search, component, *args, **settings)
+        return solved
+
+    return noted
 
 
 def skewed(trace: Trace, *, phase: str = "prefill") -> Trace:
@@ -574,10 +596,10 @@ def stop_after(times: int, patch: pytest.MonkeyPatch) -> None:
     """Let the attempt after so many be Ctrl-C."""
     attempt, begun = Search.attempt, itertools.count()
 
-    def interrupted(self: Search, parts: Any) -> None:
+    def interrupted(self: Search, parts: Any, ahead: Any = None) -> None:
         if next(begun) == times:
             raise KeyboardInterrupt
-        attempt(self, parts)
+        attempt(self, parts, ahead)
 
     patch.setattr(Search, "attempt", interrupted)
 
@@ -832,9 +854,9 @@ def test_a_solve_that_ctrl_c_ended_writes_its_plan_and_exits_as_interrupted(trac
         "import itertools\n"
         "from moeplan.planner.strategies.auto.search import Search\n"
         "attempt, begun = Search.attempt, itertools.count()\n"
-        "def stopped(self, parts):\n"
+        "def stopped(self, parts, *ahead):\n"
         "    if next(begun) == 3: raise KeyboardInterrupt\n"
-        "    attempt(self, parts)\n"
+        "    attempt(self, parts, *ahead)\n"
         "Search.attempt = stopped\n"
         "from moeplan.planner.cli import main\n"
         "main()"

@@ -157,9 +157,9 @@ def test_no_accepted_change_costs_more_than_it_saves(seed: int, owners: bool, qu
 
 @pytest.mark.parametrize(("early", "moves"), [(drifting(1)[:8], True), (drifting(1)[:8, :, :, ::-1] * 50, False)])
 def test_a_move_that_is_made_for_the_latest_records_must_pay_over_all(early: Array, moves: bool) -> None:
-    policy = Policy(every=0, window=12, recent=4, evaluations=100, horizon=1e5)
+    policy = Policy(trigger=1.0, every=0, window=12, evaluations=100, horizon=1e5)
     window = np.concatenate([early, drifting(1)[8:]])[:, 0]
-    seen = Seen(11, 0, window, start()[0], first_homes(start()[0], EXPERTS), 2.0, 1.0, GROUP, COSTS)
+    seen = Seen.of(11, 0, window, start()[0], first_homes(start()[0], EXPERTS), group=GROUP, costs=COSTS)
     table = planned(replace(seen, window=window[8:]), policy, policy.evaluations)
     alone = replace(policy, window=4)(replace(seen, window=window[8:]))
     assert alone is not None

@@ -7,38 +7,35 @@ import contextlib
 import importlib.util
 import os
 import pickle
-import random
 import re
 import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from moeplan import workers as module
-from moeplan.errors import InputError, RankError, UsageError
+from moeplan.errors import InputError
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import eplb
-from moeplan.solvers.flexmoe import Policy, follow
+from moeplan.solvers.flexmoe import Policy, follow, initial
+from moeplan.solvers.flexmoe.initial import BALANCE_ALONE
 from moeplan.traces import dataset
 from moeplan.traces.count_form import condense, read_counts, tabulate, write_counts
-from moeplan.traces.reader import Trace, open_trace
-from moeplan.traces.statistics import describe, describe_counts
-from moeplan.traces.writer import TraceWriter
+from moeplan.traces.reader import Trace
+from moeplan.traces.statistics import describe_counts
 from moeplan.workers import SERIAL, Workers, opened
-from tests import workers_cases as cases
 from tests.solvers.flexmoe.layers import COSTS
-from tests.traces.builders import COUNTS_META, META, make_batch
+from tests.traces.builders import COUNTS_META
+from tests.workers import cases
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WAYS = ("1", "2", "auto", "ray", "dask")
 
 
@@ -86,15 +83,7 @@ def spec_of(way: str, request: pytest.FixtureRequest) -> str:
 def in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
     """A trace of twelve parts, each a run of its own."""
     monkeypatch.setattr(dataset, "RUN_VALUES", 1)
-    return written(tmp_path / "traces")
-
-
-def written(folder: Path) -> Trace:
-    with TraceWriter(folder, META) as writer:
-        for seed in range(12):
-            writer.append(make_batch(300 + seed, seed=seed, known=("step", "sample", "source_rank")))
-            writer.flush()
-    return open_trace(folder)
+    return cases.written(tmp_path / "traces")
 
 
 # The page, before a Ray runs that its commands would join
@@ -210,24 +199,20 @@ def test_counts_are_the_same_bytes_wherever_parts_are_counted(in_parts: Trace, t
 
 
 def test_statistics_are_the_same_wherever_parts_are_read(in_parts: Trace, there: Workers, tmp_path: Path) -> None:
-    here, elsewhere = (pickle.dumps(described(in_parts, one)) for one in (SERIAL, there))
+    here, elsewhere = (pickle.dumps(cases.described(in_parts, one)) for one in (SERIAL, there))
     assert elsewhere == here
     write_counts(tmp_path / "counts", COUNTS_META, tabulate(in_parts))
     counts = read_counts(tmp_path / "counts")
     assert pickle.dumps(describe_counts(counts, workers=there)) == pickle.dumps(describe_counts(counts))
 
 
-def described(trace: Trace, workers: Workers) -> Any:
-    return describe(trace, coactivation=True, workers=workers)
-
-
 def test_a_run_of_parts_is_counted_as_one_trace_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = written(tmp_path / "traces")
+    trace = cases.written(tmp_path / "traces")
     assert len([*trace.runs()]) == 1
-    whole = pickle.dumps(described(trace, SERIAL)), counted(trace, SERIAL, tmp_path / "whole")
+    whole = pickle.dumps(cases.described(trace, SERIAL)), counted(trace, SERIAL, tmp_path / "whole")
     monkeypatch.setattr(dataset, "RUN_VALUES", 5000)
     assert 1 < len([*trace.runs()]) < 12
-    assert (pickle.dumps(described(trace, SERIAL)), counted(trace, SERIAL, tmp_path / "runs")) == whole
+    assert (pickle.dumps(cases.described(trace, SERIAL)), counted(trace, SERIAL, tmp_path / "runs")) == whole
 
 
 @pytest.mark.parametrize("rule", ["even", "lp"])
@@ -240,18 +225,15 @@ def test_placements_are_the_same_wherever_layers_are_refined(there: Workers, rul
     assert tables[0].tobytes() == tables[1].tobytes()
 
 
-def test_runs_are_the_same_wherever_layers_are_replayed(there: Workers) -> None:
+def test_runs_are_the_same_wherever_layers_are_placed_and_replayed(there: Workers) -> None:
     records = np.random.default_rng(1).poisson(20, (12, 3, 1, 8, 4)).astype(np.int64)
     start = np.tile(np.arange(8).reshape(4, 2), (3, 1, 1))
     runs = [follow(records, start, Policy(), COSTS, group=2, workers=one) for one in (SERIAL, there)]
+    tables = [initial(records[:4], 3, COSTS, group=2, policy=BALANCE_ALONE, workers=one) for one in (SERIAL, there)]
+    assert tables[0].tobytes() == tables[1].tobytes()
     for name in ("tables", "period", "sent", "balance", "seconds"):
         assert getattr(runs[0], name).tobytes() == getattr(runs[1], name).tobytes()
     assert (runs[0].operations, runs[0].changes) == (runs[1].operations, runs[1].changes)
-
-
-# Workers that die
-
-LOST = f"a worker process died 3 times at one task (SIGKILL); {module.FEWER}"
 
 
 @pytest.mark.parametrize("way", ["2", "ray", "dask"])
@@ -259,139 +241,6 @@ def test_the_task_of_a_lost_worker_runs_again(way: str, request: pytest.FixtureR
     with opened(spec_of(way, request)) as workers:
         rows = [(number, str(tmp_path)) for number in range(3)]
         assert list(workers.map(cases.dying_once, rows)) == [0, 1, 2]
-
-
-def test_a_task_that_kills_every_worker_is_one_clear_line() -> None:
-    with opened("2") as workers, pytest.raises(RankError) as refused:
-        workers.submit(cases.dying, 0).result()
-    assert str(refused.value) == LOST
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_workers_killed_at_random_leave_the_same_bytes_or_one_line(in_parts: Trace, seed: int) -> None:
-    expected = pickle.dumps(described(in_parts, SERIAL))
-    with opened("2") as workers, killed_at_random(seed, my_workers):
-        assert bytes_or_line(in_parts, workers) in (expected, LOST)
-
-
-def bytes_or_line(trace: Trace, workers: Workers) -> bytes | str:
-    try:
-        return pickle.dumps(described(trace, workers))
-    except RankError as error:
-        return str(error)
-
-
-class killed_at_random:  # noqa: N801  a context manager
-    """Kill a process at random every so often, three in all."""
-
-    def __init__(self, seed: int, found: Callable[[], list[int]]) -> None:
-        self._random, self._found, self._over = random.Random(seed), found, threading.Event()
-        self._thread = threading.Thread(target=self._kill)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _kill(self) -> None:
-        for _ in range(3):
-            if self._over.wait(self._random.uniform(0, 0.8)):
-                return
-            if pids := self._found():
-                os.kill(self._random.choice(pids), signal.SIGKILL)
-
-
-def my_workers() -> list[int]:
-    """Worker processes of this one."""
-    found = list[int]()
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # zombies, too
-            found += [child.pid] * ("spawn_main" in " ".join(child.cmdline()))
-    return found
-
-
-def test_a_result_that_cannot_be_sent_is_said() -> None:
-    with opened("2") as workers, pytest.raises(RuntimeError, match="function that cannot be sent"):
-        workers.submit(cases.unsendable).result()
-
-
-# Ctrl-C
-
-LONG = """
-import os, sys, time
-from moeplan.workers import opened
-if __name__ == "__main__":
-    with opened("2") as workers:
-        print(workers.submit(os.getpid).result(), flush=True)
-        list(workers.map(time.sleep, [(60,), (60,), (60,)]))
-"""
-
-
-def test_ctrl_c_ends_what_was_started_at_once(tmp_path: Path) -> None:
-    process, worker = started(tmp_path)
-    begun = time.monotonic()
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    _, errors = process.communicate(timeout=20)
-    assert time.monotonic() - begun < 10
-    assert "KeyboardInterrupt" in errors.splitlines()[-1]
-    assert errors.count("Traceback") == 1
-    assert gone(worker)
-
-
-def test_workers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
-    process, worker = started(tmp_path)
-    process.kill()
-    process.communicate(timeout=20)
-    assert gone(worker)
-
-
-def started(folder: Path) -> tuple["subprocess.Popen[str]", int]:
-    script = folder / "script.py"
-    script.write_text(LONG)
-    words, pipe = [sys.executable, "-I", str(script)], subprocess.PIPE
-    process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, start_new_session=True, cwd=folder)
-    assert process.stdout is not None
-    worker = int(process.stdout.readline())
-    time.sleep(0.5)
-    return process, worker
-
-
-def gone(pid: int) -> bool:
-    for _ in range(50):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.1)
-    return False
-
-
-# Refusals
-
-
-@pytest.mark.parametrize(
-    "text", ["", "0", "-1", "many", "dask", "dask://host", "ray:/x", "ray://a b:1", "slurm", "99999"]
-)
-def test_what_names_no_workers_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="expected auto, a number of processes, ray, "), opened(text):
-        pass
-
-
-@pytest.mark.parametrize(("text", "package"), [("ray", "ray"), ("ray://h:1", "ray"), ("dask://h:1", "distributed")])
-def test_an_extra_that_is_absent_is_named(text: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UsageError, match=rf"{package} is not installed; expected pip install 'moeplan\["), opened(text):
-        pass
-
-
-def test_a_scheduler_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted("distributed")
-    monkeypatch.setattr(module, "ANSWER_S", 1)
-    with (
-        pytest.raises(UsageError, match=r"--workers dask://127.0.0.1:9: nothing answers there"),
-        opened("dask://127.0.0.1:9"),
-    ):
-        pass
 
 
 def test_neither_ray_nor_dask_is_imported_unless_asked_for() -> None:

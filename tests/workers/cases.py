@@ -6,7 +6,11 @@ import time
 from pathlib import Path
 
 from moeplan.errors import InputError
-from moeplan.workers import SERIAL, backend_of, num_threads
+from moeplan.traces.reader import Trace, open_trace
+from moeplan.traces.statistics import Statistics, describe
+from moeplan.traces.writer import TraceWriter
+from moeplan.workers import SERIAL, Workers, backend_of, num_threads
+from tests.traces.builders import META, make_batch
 
 
 def doubled(number: int) -> int:
@@ -47,3 +51,16 @@ def dying(_: int) -> None:
 
 def unsendable() -> object:
     return lambda: SERIAL
+
+
+def written(folder: Path) -> Trace:
+    """A trace of twelve parts."""
+    with TraceWriter(folder, META) as writer:
+        for seed in range(12):
+            writer.append(make_batch(300 + seed, seed=seed, known=("step", "sample", "source_rank")))
+            writer.flush()
+    return open_trace(folder)
+
+
+def described(trace: Trace, workers: Workers) -> Statistics:
+    return describe(trace, coactivation=True, workers=workers)

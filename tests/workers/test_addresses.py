@@ -1,0 +1,70 @@
+"""What --workers does not name, and where nothing answers: one line each, with exit code 2, soon."""
+
+import contextlib
+import importlib.util
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moeplan.errors import UsageError
+from moeplan.workers import opened
+from tests.workers import cases
+
+SOON_S = 40  # 15 s, and the start of seven commands at once
+NOBODY = ("nohost.invalid:1", "localhost:1")
+
+
+NONE = ("", "0", "-1", "-3", "1e9", "nan", "99999", "many", "slurm", "dask", "dask://", "dask://host", "dask://x:99999")
+NO_RAY = ("ray:/x", "ray://", "ray://a b:1", "ray://x:65536", "ray://x:-1", "ray://x:1:2")
+
+
+@pytest.mark.parametrize("text", [*NONE, *NO_RAY])
+def test_what_names_no_workers_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="expected auto, a number of processes, ray, "), opened(text):
+        pass
+
+
+@pytest.mark.parametrize(("text", "package"), [("ray", "ray"), ("ray://h:1", "ray"), ("dask://h:1", "distributed")])
+def test_an_extra_that_is_absent_is_named(text: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UsageError, match=rf"{package} is not installed; expected pip install 'moeplan\["), opened(text):
+        pass
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[str]:
+    """A host and port that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_command_says_in_one_line_where_nothing_answers(tmp_path: Path) -> None:
+    schemes = [scheme for scheme, package in (("ray", "ray"), ("dask", "distributed")) if has(package)]
+    if not schemes:
+        pytest.skip("neither ray nor dask is installed: pip install 'moeplan[dask,ray]'")
+    cases.written(tmp_path / "traces")
+    with silent() as address:
+        names = [f"{scheme}://{where}" for scheme in schemes for where in (*NOBODY, address)]
+        started, commands = time.monotonic(), [asked(name, tmp_path) for name in ("-3", *names)]
+        said = [command.communicate(timeout=SOON_S) for command in commands]
+    assert time.monotonic() - started < SOON_S
+    assert [command.returncode for command in commands] == [2] * len(commands)
+    assert "expected auto, a number of processes" in said[0][1]
+    for name, (out, errors) in zip(names, said[1:], strict=True):
+        assert (out, errors.count("\n")) == ("", 1), errors
+        assert f"--workers {name}: nothing answers there (" in errors
+
+
+def has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def asked(workers: str, folder: Path) -> "subprocess.Popen[str]":
+    words = [sys.executable, "-I", "-m", "moeplan.planner.cli", "trace", "info", "traces", "--workers", workers]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, cwd=folder)

@@ -1,0 +1,96 @@
+"""Clusters that others run: Ray and Dask, extras that are imported where they are asked for."""
+
+import contextlib
+import os
+import pickle
+import socket
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+from importlib import import_module
+from typing import Any
+
+from .tasks import TRIES, Answer, Held, message, reply
+
+ANSWER_S = 15  # that a cluster has to answer
+RAY_TRY_S = "RAY_CLIENT_MAX_CONNECTION_TIMEOUT_S"  # of three
+QUIET_RAY = {"log_to_driver": False, "logging_level": "ERROR"}
+
+
+class Ray:
+    """A cluster of Ray: the one at an address, else the one that runs here, else a new one on this machine."""
+
+    def __init__(self, address: str) -> None:
+        os.environ.setdefault(RAY_TRY_S, str(ANSWER_S // 3))
+        self._ray = ray = import_module("ray")
+        self._joined_before = ray.is_initialized()
+        if address:
+            _connected(address).close()
+            with warnings.catch_warnings(action="ignore"):
+                ray.init(f"ray://{address}", logging_level="ERROR")
+        elif not self._joined_before:
+            self._start_or_join()
+        self._reply = ray.remote(reply).options(num_cpus=1, max_retries=TRIES - 1)
+        self._begun = dict[Future[Answer], Any]()
+        self.size = max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+    def submit(self, task: Callable[..., Any], *args: Any) -> "Future[Answer]":
+        """Begin a task."""
+        reference = self._reply.remote(*message(task, args))
+        future: Future[Answer] = reference.future()
+        self._begun[future] = reference
+        future.add_done_callback(self._begun.pop)
+        return future
+
+    def broadcast(self, value: Any) -> Any:
+        """Put a value into the object store."""
+        return Held(self._ray.put(pickle.dumps(value)))
+
+    def close(self) -> None:
+        """Cancel what is left, and leave the cluster unless it was joined before."""
+        for reference in [*self._begun.values()]:
+            self._ray.cancel(reference, force=True)
+        if not self._joined_before:
+            self._ray.shutdown()
+
+    def _start_or_join(self) -> None:
+        try:
+            self._ray.init("auto", **QUIET_RAY)
+        except ConnectionError:  # none runs
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to the network
+            self._ray.init(include_dashboard=False, **QUIET_RAY)
+
+
+class Dask:
+    """The scheduler of Dask at an address."""
+
+    def __init__(self, address: str) -> None:
+        distributed = import_module("distributed")
+        with contextlib.suppress(ConnectionRefusedError), _connected(address) as speaks_first:  # or starts only now
+            speaks_first.recv(1)  # without which the client would wait for ever
+        self._client = distributed.Client(f"tcp://{address}", timeout=ANSWER_S, set_as_default=False)
+        self._executor = self._client.get_executor(pure=False)
+        self.size = max(1, sum(self._client.nthreads().values()))
+
+    def submit(self, task: Callable[..., Any], *args: Any) -> "Future[Answer]":
+        """Begin a task."""
+        future: Future[Answer] = self._executor.submit(reply, *message(task, args))
+        return future
+
+    def broadcast(self, value: Any) -> Any:
+        """Send a value to all workers."""
+        return Held(self._client.scatter(pickle.dumps(value), broadcast=True))
+
+    def close(self) -> None:
+        """Cancel what is left, and leave the scheduler."""
+        self._executor.shutdown(wait=False)
+        self._client.close()
+
+
+CLUSTERS: dict[str, Callable[[str], Ray | Dask]] = {"ray": Ray, "dask": Dask}
+
+
+def _connected(address: str) -> socket.socket:
+    """A connection; OSError where the host is unknown, or takes none at the port."""
+    host, port = address.split(":")
+    return socket.create_connection((host, int(port)), ANSWER_S)
