@@ -37,6 +37,8 @@ from moeplan.traces.writer import TraceWriter
 from .network import WIRE, Report, run_cluster
 
 LENGTH, SAMPLES = 64, 4  # tokens of a sample, samples of a device and step
+#: Without the burst that may follow a pause: exchanges are profiled with pauses between them, and chunks have none
+STEADY = replace(WIRE, burst_bytes=3000, frame_bytes=1500)
 OCTAVES = (0, 5, 7, 8, 9, 11)  # of a kilobyte that a rank handles in an exchange
 RECORDED = "steps of a training run"
 Settings = dict[str, Any]
@@ -45,7 +47,7 @@ RUNS: dict[str, dict[str, Settings]] = {
     "forward": {
         "exflow": {"strategy": "exflow", "time_limit_s": 5.0},
         "exflow, standard": {"strategy": "exflow", "time_limit_s": 5.0, "dispatch_model": "standard"},
-        "eplb": {"strategy": "eplb", "redundant": 4},
+        "eplb": {"strategy": "eplb", "redundant": 8},
     },
     "forward and backward": {
         "pipemoe": {"strategy": "pipemoe"},
@@ -100,7 +102,7 @@ def replayed(name: str, rounds: int, say: Callable[[str], None]) -> Chain:
 def profiled(cluster: Cluster) -> Profile:
     """What `moeplan profile --quick` would measure there, at sizes that suit the wire."""
     log = Log(MEASURED, grid="quick", earlier=None, on_progress=None, on_profile=None)
-    run_cluster(cluster, WIRE, _measure, on_progress=log.receive)
+    run_cluster(cluster, STEADY, _measure, on_progress=log.receive)
     return log.profile(complete=True)
 
 
@@ -132,7 +134,7 @@ def replay_of(folder: Path, cluster: Cluster, what: str, rounds: int, say: Calla
         make(asked).save(plans[-1])
     say(f"{cluster}: {what}")
     prepared = prepare(Experiment(plans=plans, trace=str(trace), profile=profile, backward=trained, rounds=rounds))
-    return prepared.told(run_cluster(cluster, WIRE, _run, prepared.work))
+    return prepared.told(run_cluster(cluster, STEADY, _run, prepared.work))
 
 
 def _world(cluster: Cluster, rank: int, report: Report) -> World:

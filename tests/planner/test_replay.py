@@ -183,6 +183,11 @@ def test_condensed_rows_are_those_that_the_plan_counts(folder: Path, backward: b
     assert all(0 < rows < exact for rows in condensed)
 
 
+def test_condensed_rows_are_counted_beside_a_plan_that_moves_samples(folder: Path) -> None:
+    measured, predicted = sent(asked(folder, "netmoe", "gates", tokens=100, rounds=1))
+    assert (measured == predicted).all()
+
+
 def test_condensed_seconds_are_predicted_from_the_rows_that_travel(folder: Path, tmp_path: Path) -> None:
     profile = write_profile(tmp_path / "profile.json", "1x2")
     today, gates, fp8 = asked(folder, "gates", "fp8", tokens=100, rounds=1, profile=profile).predicted

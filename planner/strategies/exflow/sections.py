@@ -1,6 +1,6 @@
 """Screen and page of an exflow plan: savings by coherence and by placement, the search, the cost of re-planning."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,7 +100,8 @@ def _price(plan: Plan) -> Iterator[Section]:
         point = [figure_of(one, COPIES)], [figure_of(one, BALANCE)]
         dots.append(Line(*point, named(one, part, verdict.against), colour, "dots"))
     copies = figure_of(rows[0], COPIES)
-    x, y = Axis("copies to other devices per token and layer"), Axis("busiest device over the mean")
+    x = Axis("copies to other devices per token and layer", ends=_ends(rows, COPIES))
+    y = Axis("busiest device over the mean", ends=_ends(rows, BALANCE))
     in_force = today(plan.model, plan.cluster, placement.slots).journey.placement
     moved = int(experts_moved(placement, in_force).sum())
     after = paid_back_tokens(moved, figure_of(base, COPIES) - copies, plan.model)
@@ -108,6 +109,13 @@ def _price(plan: Plan) -> Iterator[Section]:
     if after is not None:
         text += f"; the copies that {after:,.0f} tokens save weigh as much as they do"
     yield Section("The price of fewer copies", (Text.of(f"{text}."), Plot("", dots, x, y, [(copies, "chosen")])))
+
+
+def _ends(rows: Sequence[Contender], metric: str) -> tuple[float, float]:
+    """Ends of an axis with room around all figures."""
+    values = [figure_of(one, metric) for one in rows]
+    room = 0.1 * (max(values) - min(values)) or 0.1
+    return min(values) - room, max(values) + room
 
 
 def _transitions(plan: Plan, task: "Task | None") -> Iterator[Section]:
