@@ -38,10 +38,12 @@ details {{ margin: 1em 0 }} summary {{ cursor: pointer; font-weight: 600 }}
 .small {{ gap: .8em; grid-template-columns: repeat(auto-fill, minmax(140px, 1fr)) }}
 figure {{ margin: 0; max-width: 560px }} .small figure {{ max-width: 190px }}
 svg {{ display: block; width: 100%; height: auto }}
-@media print {{ body {{ font-size: 10.5pt; margin: 0 }} figure, tr {{ break-inside: avoid }}
-  h2, h2 + p {{ break-after: avoid }}
-  .pictures {{ grid-template-columns: 1fr 1fr }} .small {{ grid-template-columns: repeat(4, 1fr) }}
-  .wide {{ overflow: visible }} table {{ font-size: 8.5pt }} @page {{ size: A4; margin: 14mm }} }}
+@media print {{ body {{ font-size: 10.5pt; margin: 0; padding: 0; max-width: none }}
+  figure, tr {{ break-inside: avoid }} h2, h2 + p {{ break-after: avoid }}
+  .pictures {{ display: block }} .small figure {{ width: 24% }}
+  figure {{ display: inline-block; vertical-align: top; width: 48%; margin: 0 1% .8em 0 }}
+  .wide {{ overflow: visible }} table {{ font-size: 8pt }} td, th {{ padding-right: .6em }}
+  @page {{ size: A4; margin: 14mm }} }}
 {PICTURE_STYLE}
 {colour_rules(LIGHT)}
 {NIGHT} {{ body {{ color: {DARK[0]}; background: {DARK[3]} }}

@@ -3,14 +3,16 @@
 Each size is run once to warm up and its answer checked; then timed call by call until its median is known well
 (`sampling.py`) or its share of the time is spent; then the last answer is checked too. Where the ranks lie on several
 nodes, the collectives are also run inside each node, on all nodes at once. A full run measures every case in its most
-wanted dtype before any in the next. Other runs measure that one only and have a fixed time: each series is measured at
-its smallest and largest size first, then between them, so that sizes left out are spread over all series.
+wanted dtype before any in the next. Other runs measure that one only and have a fixed time: each series, and where a
+case measures whole curves each of these, is measured at its smallest and largest size first, then between them, so that
+sizes left out are spread over all.
 """
 
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -212,10 +214,24 @@ def _jobs(request: Request, world: World, node: World | None) -> Iterator[_Job]:
             dtypes = case.dtypes(inside.device)
             for turn, dtype in enumerate(dtypes if request.grid == "full" else dtypes[:1]):
                 sizes = case.sizes(inside, quick=request.grid == "quick")
-                depths = [0] * len(sizes) if request.grid == "full" else _depths(len(sizes))
+                depths = [0] * len(sizes) if request.grid == "full" else _depths_along(case.curve, sizes)
                 for depth, size in zip(depths, sizes, strict=True):
                     if inside is world or PAIR[0] not in size:
                         yield _Job(turn, depth, case, inside, size, _place(case, dtype, size, inside))
+
+
+def _depths_along(curve: str | None, sizes: Sequence[Size]) -> list[int]:
+    """Depth of each size among those of its curve, which differ along one axis; without curves among all.
+
+    A curve that was measured at one size only would take the slope of its neighbours.
+    """
+    curves, depths = defaultdict[object, list[int]](list), [0] * len(sizes)
+    for at, size in enumerate(sizes):
+        curves[curve and tuple(sorted(size.items() - {(curve, size[curve])}))].append(at)
+    for places in curves.values():
+        for at, depth in zip(places, _depths(len(places)), strict=True):
+            depths[at] = depth
+    return depths
 
 
 def _depths(count: int) -> list[int]:

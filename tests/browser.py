@@ -42,11 +42,12 @@ class Browser:
         assert "error" not in answer, answer
         return answer["result"]
 
-    def visit(self, page: Path, *, width: int, scheme: str = "light") -> dict[str, Any]:
+    def visit(self, page: Path, *, width: int, scheme: str = "light", media: str = "screen") -> dict[str, Any]:
         """Show a page so wide; what it asked for, its errors, and how wide its contents are."""
         self.events.clear()
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=True)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.call("Emulation.setEmulatedMedia", media=media, features=features)
         self.call("Page.navigate", url=page.as_uri())
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next())

@@ -5,6 +5,7 @@ Computation is a calibrated wait, since ranks outnumber cores; the network, its 
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 from moeplan.planner.evaluate.metrics import COPIES, EXCHANGE, EXPERTS
 from moeplan.planner.evaluate.price import STEP
@@ -74,7 +75,7 @@ def _points(instance: Instance) -> Iterator[Row]:
 
 def _replays(instance: Instance) -> Iterator[Row]:
     chain = replayed(*instance, say)
-    for solved, done in chain.replays.items():
+    for what, done in chain.replays.items():
         for way in done.ways:
             predicted = {metric: span.value for metric, span in way.predicted.items()}
             more = {
@@ -89,8 +90,8 @@ def _replays(instance: Instance) -> Iterator[Row]:
                 "copies predicted": predicted[COPIES],
             }
             yield Row(
-                f"{chain.cluster} {solved}",
-                "today" if way is done.ways[0] else "plan",
+                f"{chain.cluster} {what}",
+                Path(way.name).stem,
                 quality=predicted[STEP],
                 seconds=way.step.value,
                 ratio=1 / (1 - way.gain.value),
@@ -168,10 +169,11 @@ STUDIES = (
         quality="predicted, s",
         baseline="today",
         note="Seconds of the MoE layers of the embedded model as moeplan replay measures them, beside those that a"
-        " quick profile of this cluster predicts. Forward and backward, but for exflow and eplb. 256 tokens a rank of"
-        " text that the model never saw; exchange and experts: of the forward pass, each after a barrier, experts on"
-        " shared cores. Copies: hidden vectors sent in a step; rows that stand for others are not sent. Nodes are"
-        f" network namespaces on links of {WIRE.rate_mbps:g} Mbit/s.",
+        " quick profile of this cluster predicts, of exchanges up to 2 MB a rank. 256 tokens a rank of text that the"
+        " model never saw; exchange and experts: of the forward pass, each after a barrier, experts on shared cores."
+        " Copies: hidden vectors sent in a step; rows that stand for others are not sent. Exchanges are predicted by"
+        " the busiest device, although the devices of a node share its link. Nodes are network namespaces on links of"
+        f" {WIRE.rate_mbps:g} Mbit/s.",
         instances=_instances,
         rows=_replays,
     ),

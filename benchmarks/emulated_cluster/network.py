@@ -33,7 +33,6 @@ from moeplan.profilers.world.local_ranks import Channel, Progress, run_ranks
 
 INTERFACE = "moeplan0"  # of every node
 MAX_NODES = 250
-FRAME_BYTES = 9000
 TCP = ("tcp_congestion_control=reno", "tcp_slow_start_after_idle=0")  # neither probes a link that is known
 NAMED = re.compile(r"moeplan-(\d+)-(?:hub|\d+)")
 NAMESPACES = Path("/run/netns")
@@ -55,11 +54,12 @@ class Wire:
     rate_mbps
         Megabits a second.
     burst_bytes
-        What may pass at once after a pause.
+        What may pass at once after a pause; a frame at least.
     """
 
     rate_mbps: float
     burst_bytes: int = 32_768
+    frame_bytes: int = 9000
 
     @property
     def s_per_byte(self) -> float:
@@ -120,9 +120,9 @@ def commands(names: list[str], wire: Wire) -> list[str]:
     for at, node in enumerate(nodes):
         lines += [
             f"ip -n {hub} link add port{at} type veth peer name {INTERFACE} netns {node}",
-            f"ip -n {hub} link set port{at} master bridge0 mtu {FRAME_BYTES} up",
+            f"ip -n {hub} link set port{at} master bridge0 mtu {wire.frame_bytes} up",
             f"ip -n {node} address add 10.0.0.{at + 1}/24 dev {INTERFACE}",
-            f"ip -n {node} link set {INTERFACE} mtu {FRAME_BYTES} up",
+            f"ip -n {node} link set {INTERFACE} mtu {wire.frame_bytes} up",
             f"ip -n {node} link set lo up",
             f"tc -n {node} qdisc add dev {INTERFACE} {shaped}",
             f"tc -n {hub} qdisc add dev port{at} {shaped}",

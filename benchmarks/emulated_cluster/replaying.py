@@ -6,7 +6,7 @@ experts are small beside the exchanges of this network.
 
 import functools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,21 @@ from typing import Any
 import numpy as np
 
 from moeplan.planner.demo.text import other_text, record_embedded, record_text
-from moeplan.planner.replay.job import prepare
+from moeplan.planner.replay.job import Experiment, prepare
 from moeplan.planner.replay.ranks import Work, run
 from moeplan.planner.replay.result import Replayed
 from moeplan.planner.request import Request
 from moeplan.planner.solve import make
 from moeplan.profilers.cases import PLANNED
+from moeplan.profilers.cases.case import Case
+from moeplan.profilers.cases.point_to_point import PointToPoint
+from moeplan.profilers.cases.routed_exchange import RoutedExchange, ways
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.harness import Request as Measuring
 from moeplan.profilers.harness import measure_cases
 from moeplan.profilers.log import Log
-from moeplan.profilers.profile import save
+from moeplan.profilers.measurement import Size
+from moeplan.profilers.profile import Profile, save
 from moeplan.profilers.world import World
 from moeplan.traces.reader import Trace
 from moeplan.traces.schema import PHASES
@@ -33,24 +37,48 @@ from moeplan.traces.writer import TraceWriter
 from .network import WIRE, Report, run_cluster
 
 LENGTH, SAMPLES = 64, 4  # tokens of a sample, samples of a device and step
-TRAINED = {"purpose": "training"}
-#: Way of solving to the settings of its request; flexmoe's trace has steps of a training run
-STRATEGIES: dict[str, dict[str, Any]] = {
-    "exflow": {"strategy": "exflow", "time_limit_s": 5.0},
-    "exflow, standard": {"strategy": "exflow", "time_limit_s": 5.0, "dispatch_model": "standard"},
-    "eplb": {"strategy": "eplb", "redundant": 4},
-    "pipemoe": {"strategy": "pipemoe", **TRAINED},
-    "netmoe": {"strategy": "netmoe", "method": "sum", **TRAINED},
-    "flexmoe": {"strategy": "flexmoe", **TRAINED},
-    "luffy": {"strategy": "luffy", **TRAINED},
-    "luffy, rows": {"strategy": "luffy", "condense": 0.2, **TRAINED},
-    "luffy, fp8 rows": {"strategy": "luffy", "condense": 0.2, "wire": "fp8", **TRAINED},
+#: Without the burst that may follow a pause: exchanges are profiled with pauses between them, and chunks have none
+STEADY = replace(WIRE, burst_bytes=3000, frame_bytes=1500)
+OCTAVES = (0, 5, 7, 8, 9, 11)  # of a kilobyte that a rank handles in an exchange
+RECORDED = "steps of a training run"
+Settings = dict[str, Any]
+#: What is run to the requests of its plans, which are replayed beside one another
+RUNS: dict[str, dict[str, Settings]] = {
+    "forward": {
+        "exflow": {"strategy": "exflow", "time_limit_s": 5.0},
+        "exflow, standard": {"strategy": "exflow", "time_limit_s": 5.0, "dispatch_model": "standard"},
+        "eplb": {"strategy": "eplb", "redundant": 8},
+    },
+    "forward and backward": {
+        "pipemoe": {"strategy": "pipemoe"},
+        "netmoe": {"strategy": "netmoe", "method": "sum"},
+        "luffy": {"strategy": "luffy"},
+        "luffy, rows": {"strategy": "luffy", "condense": 0.2},
+        "luffy, fp8 rows": {"strategy": "luffy", "condense": 0.2, "wire": "fp8"},
+    },
+    RECORDED: {"flexmoe": {"strategy": "flexmoe"}},
 }
+
+
+class SmallExchange(RoutedExchange):
+    """The exchange of a routed block at sizes that this wire carries in less than a second."""
+
+    def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
+        """Bytes of hidden vectors that the busiest rank handles."""
+        return [{"bytes": 1024 << octave, **way} for octave in OCTAVES for way in ways(world.size)]
+
+
+#: What planning reads but single pairs, the links being those of the all-to-all
+MEASURED: tuple[Case, ...] = tuple(
+    SmallExchange() if isinstance(case, RoutedExchange) else case
+    for case in PLANNED
+    if not isinstance(case, PointToPoint)
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Replays of plans on a cluster, by the way they were solved."""
+    """Replays on a cluster, by what is run."""
 
     cluster: Cluster
     replays: dict[str, Replayed]
@@ -62,15 +90,20 @@ def replayed(name: str, rounds: int, say: Callable[[str], None]) -> Chain:
     cluster = Cluster.parse(name)
     with tempfile.TemporaryDirectory(prefix="moeplan-") as directory:
         folder = Path(directory)
-        log = Log(PLANNED, grid="quick", earlier=None, on_progress=None, on_profile=None)
-        run_cluster(cluster, WIRE, _measure, on_progress=log.receive)
-        profile = log.profile(complete=True)
+        say(f"{cluster}: profile of the chain")
+        profile = profiled(cluster)
         save(profile, folder / "profile.json")
-        cluster = profile.cluster  # with its links, by which ranks decide
         text = record_text() + other_text()
         trace = record_embedded(text, folder / "trace", sample_tokens=LENGTH, weights=True, embeddings="all")
         in_steps(trace, folder / "steps", SAMPLES * cluster.num_devices)
-        return Chain(cluster, {way: _replayed(folder, cluster, way, rounds, say) for way in STRATEGIES})
+        return Chain(profile.cluster, {what: replay_of(folder, profile.cluster, what, rounds, say) for what in RUNS})
+
+
+def profiled(cluster: Cluster) -> Profile:
+    """What `moeplan profile --quick` would measure there, at sizes that suit the wire."""
+    log = Log(MEASURED, grid="quick", earlier=None, on_progress=None, on_profile=None)
+    run_cluster(cluster, STEADY, _measure, on_progress=log.receive)
+    return log.profile(complete=True)
 
 
 def in_steps(trace: Trace, folder: Path, samples: int) -> None:
@@ -82,18 +115,26 @@ def in_steps(trace: Trace, folder: Path, samples: int) -> None:
             writer.append(replace(batch, step=step_T, phase=np.full(len(batch), PHASES.index("train"), np.int8)))
 
 
-def _replayed(folder: Path, cluster: Cluster, way: str, rounds: int, say: Callable[[str], None]) -> Replayed:
-    """The replay of a strategy's plan."""
-    say(f"{cluster}: {way}")
-    settings, plan, trace = dict(STRATEGIES[way]), folder / f"{way}.json", folder / "trace"
-    if settings["strategy"] == "flexmoe":
-        trace = folder / "steps"
-    else:
-        settings["samples_per_step"] = SAMPLES * cluster.num_devices
-    make(Request.of(trace=str(trace), cluster=cluster, profile=folder / "profile.json", **settings)).save(plan)
-    backward = settings.get("purpose") == "training"
-    asked = prepare([plan], trace, profile=folder / "profile.json", backward=backward, rounds=rounds)
-    return asked.told(run_cluster(cluster, WIRE, _run, asked.work))
+def replay_of(folder: Path, cluster: Cluster, what: str, rounds: int, say: Callable[[str], None]) -> Replayed:
+    """The replay of plans beside one another, by what is run; profile and traces are in the folder.
+
+    The cluster has its links, by which ranks decide.
+    """
+    plans, profile, trace = list[Path](), folder / "profile.json", folder / "trace"
+    usual: Settings = {"samples_per_step": SAMPLES * cluster.num_devices}
+    if what == RECORDED:
+        trace, usual = folder / "steps", {}
+    trained = what != "forward"
+    if trained:
+        usual["purpose"] = "training"
+    for way, settings in RUNS[what].items():
+        say(f"{cluster}: solving {way}")
+        plans.append(folder / f"{way}.json")
+        asked = Request.of(trace=str(trace), cluster=cluster, profile=profile, **usual, **settings)
+        make(asked).save(plans[-1])
+    say(f"{cluster}: {what}")
+    prepared = prepare(Experiment(plans=plans, trace=str(trace), profile=profile, backward=trained, rounds=rounds))
+    return prepared.told(run_cluster(cluster, STEADY, _run, prepared.work))
 
 
 def _world(cluster: Cluster, rank: int, report: Report) -> World:
@@ -102,7 +143,7 @@ def _world(cluster: Cluster, rank: int, report: Report) -> World:
 
 
 def _measure(cluster: Cluster, rank: int, _payload: None, report: Report) -> None:
-    measure_cases(_world(cluster, rank, report), Measuring(PLANNED, "quick"))
+    measure_cases(_world(cluster, rank, report), Measuring(MEASURED, "quick"))
 
 
 def _run(cluster: Cluster, rank: int, work: Work, report: Report) -> Any:

@@ -40,24 +40,23 @@ def replay(
       torchrun --nproc-per-node 8 -m moeplan.planner.cli replay plan.json
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # below, a lost rank prints a page of C++ frames
+    from ..replay.job import Experiment
     from ..replay.job import replay as run
     from ..replay.report import replay_report
     from ..replay.result import beside
     from ..request import profile_for
 
+    asked = Experiment(
+        plans=plans,
+        trace=trace,
+        profile=profile_for(profile),
+        tokens=tokens_per_step,
+        backward=backward,
+        rounds=rounds,
+        seed=seed,
+    )
     with progress() as say:
-        done = run(
-            plans,
-            trace,
-            profile=profile_for(profile),
-            tokens=tokens_per_step,
-            backward=backward,
-            rounds=rounds,
-            device=device,
-            seed=seed,
-            keep=save,
-            on_progress=say,
-        )
+        done = run(asked, device=device, keep=save, on_progress=say)
     if done is None:  # not rank 0 of a launched world
         return
     if as_json:

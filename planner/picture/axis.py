@@ -53,8 +53,11 @@ class Axis:
         assert self.ends is not None
         if self.ticks:
             return [*self.ticks]
-        words = self.text or short
-        return [(value, words(value)) for value in _round_numbers(*self.ends, log=self.log)]
+        values = _round_numbers(*self.ends, log=self.log)
+        words = [*map(self.text or short, values)]
+        if len(set(words)) < len(words):  # a narrow axis
+            words = [f"{value:.6g}" for value in values]
+        return [*zip(values, words, strict=True)]
 
 
 def short(value: float) -> str:

@@ -3,7 +3,6 @@
 Legend: Q levels of a prediction; R rounds; W ways to run: today, then the plans.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,25 +29,45 @@ TIMEOUT_S = 600.0
 TODAY = "today"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """What is replayed, and how.
+
+    Parameters
+    ----------
+    trace
+        A directory, a file or a URI: of tokens; of counts by step and source rank, too, whose pairs then run as tokens
+        of their own.
+    profile
+        What predicts the seconds; None: only copies are predicted.
+    tokens
+        Of a step, in whole samples that no plan was fitted to where there are any, or as many decoded sequences; None:
+        256 a device, or the steps that were recorded.
+    backward
+        Whether every run computes gradients, too; it does where replicas follow the load.
+    rounds
+        Of runs, each of today and of all plans, forth and back. Recorded steps take turns; where replicas follow the
+        load, they run one after another, and there are no more rounds than steps.
+    seed
+        Of the weights.
+    """
+
+    plans: Sequence[Path]
+    trace: str
+    profile: Path | None = None
+    tokens: int | None = None
+    backward: bool = False
+    rounds: int = 10
+    seed: int = 0
+
+
 def replay(
-    plans: Sequence[str | os.PathLike[str]],
-    trace: str | os.PathLike[str],
-    *,
-    profile: str | os.PathLike[str] | None = None,
-    tokens: int | None = None,
-    backward: bool = False,
-    rounds: int = 10,
-    device: str = "cpu",
-    seed: int = 0,
-    keep: bool = False,
-    on_progress: Callable[[str], None] = lambda _: None,
+    asked: Experiment, *, device: str = "cpu", keep: bool = False, on_progress: Callable[[str], None] = lambda _: None
 ) -> Replayed | None:
     """Run recorded steps under plans on ranks of this machine, or on those that were launched.
 
     Parameters
     ----------
-    plans, trace, profile, tokens, backward, rounds, seed
-        As `prepare` takes them, which also tells what is raised.
     keep
         Write what was measured beside each plan (`result.beside`).
 
@@ -60,34 +79,26 @@ def replay(
     Raises
     ------
     RankError
-        A rank was lost.
+        A rank was lost; other errors are those of `prepare`.
     """
     launch = found_launch()
     if keep and (launch is None or launch.rank == 0):
-        for plan in plans:
-            check_target(beside(Path(plan)))
-    asked = prepare(
-        plans,
-        trace,
-        profile=profile,
-        tokens=tokens,
-        backward=backward,
-        rounds=rounds,
-        seed=seed,
-        on_progress=on_progress,
-    )
-    size = asked.stage.scene.cluster.num_devices
+        for plan in asked.plans:
+            check_target(beside(plan))
+    prepared = prepare(asked, on_progress)
+    size = prepared.stage.scene.cluster.num_devices
     if launch is not None and launch.size != size:
         raise UsageError(f"{launch.size} ranks were started for plans of {size} devices; start one for each device")
-    ranks = run_world(size, run, asked.work, device=device, timeout_s=TIMEOUT_S, on_progress=on_progress)
+    ranks = run_world(size, run, prepared.work, device=device, timeout_s=TIMEOUT_S, on_progress=on_progress)
     if ranks is None:
         return None
-    done = asked.told(ranks)
+    done = prepared.told(ranks)
     if keep:
+        profile = asked.profile
         save(
             done,
-            {plan.path: plan.plan for plan in asked.stage.plans},
-            trace=FileInput(path=str(trace), sha256=asked.stage.source.sha256),
+            {plan.path: plan.plan for plan in prepared.stage.plans},
+            trace=FileInput(path=asked.trace, sha256=prepared.stage.source.sha256),
             profile=None if profile is None else FileInput(path=str(profile), sha256=sha256_file(profile)),
             environment=ranks[0].environment,
         )
@@ -136,33 +147,8 @@ class Prepared:
         )
 
 
-def prepare(
-    plans: Sequence[str | os.PathLike[str]],
-    trace: str | os.PathLike[str],
-    *,
-    profile: str | os.PathLike[str] | None = None,
-    tokens: int | None = None,
-    backward: bool = False,
-    rounds: int = 10,
-    seed: int = 0,
-    on_progress: Callable[[str], None] = lambda _: None,
-) -> Prepared:
+def prepare(asked: Experiment, on_progress: Callable[[str], None] = lambda _: None) -> Prepared:
     """Everything about a replay that needs no rank.
-
-    Parameters
-    ----------
-    trace
-        Of tokens; of counts by step and source rank, too, whose pairs then run as tokens of their own.
-    profile
-        What predicts the seconds; None: only copies are predicted.
-    tokens
-        Of a step, in whole samples that no plan was fitted to where there are any, or as many decoded sequences; None:
-        256 a device, or the steps that were recorded.
-    backward
-        Whether every run computes gradients, too; it does where replicas follow the load.
-    rounds
-        Of runs, each of today and of all plans, forth and back. Recorded steps take turns; where replicas follow the
-        load, they run one after another, and there are no more rounds than steps.
 
     Raises
     ------
@@ -173,10 +159,10 @@ def prepare(
         Sizes of the model are unknown, or the trace does not hold what a plan needs.
     """
     on_progress("reading the trace")
-    loaded = load_plans(plans)
-    measured, source = None if profile is None else load_profile(profile), open_any(trace)
+    loaded, source = load_plans(asked.plans), open_any(asked.trace)
+    profile = None if asked.profile is None else load_profile(asked.profile)
     follows = any(plan.plan.decisions.rebalancing is not None for plan in loaded)
-    backward = backward or follows
+    backward = asked.backward or follows
     loaded = [replace(plan, by_counts=isinstance(source, CountTrace)) for plan in loaded]
     for plan in loaded:
         plan.check_model(source)
@@ -184,20 +170,20 @@ def prepare(
     stage = Stage.of(
         loaded,
         source,
-        common_cluster(loaded, None if measured is None else measured.cluster, timed=True),
-        profile=measured,
-        tokens=tokens,
-        most_steps=rounds,
+        common_cluster(loaded, None if profile is None else profile.cluster, timed=True),
+        profile=profile,
+        tokens=asked.tokens,
+        most_steps=asked.rounds,
         backward=backward,
-        seed=seed,
+        seed=asked.seed,
     )
-    rounds = stage.num_steps if follows else rounds
+    rounds = stage.num_steps if follows else asked.rounds
     steps = [number % stage.num_steps for number in range(rounds)]
     _check_sizes(stage)
     ways = {TODAY: Way(stage.today)}
     for plan, schedule in zip(loaded, stage.schedules(TURNS), strict=True):
         ways[plan.path] = Way(plan.path, schedule)
-    work = Work(stage.recorded, stage.scene.model, ways, backward, steps, seed, stage.embeddings)
+    work = Work(stage.recorded, stage.scene.model, ways, backward, steps, asked.seed, stage.embeddings)
     on_progress("predicting")
     return Prepared(stage, work, stage.predicted())
 

@@ -233,6 +233,7 @@ def test_a_picture_is_well_formed_whatever_it_holds() -> None:
 
 def test_an_axis_has_a_few_round_ticks_inside_its_ends() -> None:
     assert [words for _, words in Axis(ends=(0.97, 1.53)).marks] == ["1", "1.2", "1.4"]
+    assert [words for _, words in Axis(ends=(1.101, 1.119)).marks] == ["1.105", "1.11", "1.115"]
     assert [words for _, words in Axis(ends=(1000, 2e6), log=True).marks] == ["1,000", "10k", "100k", "1M"]
     assert [words for _, words in Axis(ends=(128, 2048), log=True).marks] == ["200", "500", "1,000", "2,000"]
     shares = Axis(ends=(1, 100), log=True).place([1, 10, 1000], 0, 10)

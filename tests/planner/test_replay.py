@@ -18,7 +18,7 @@ from moeplan.errors import InputError, RankError, UsageError
 from moeplan.planner.demo.text import other_text, record_embedded
 from moeplan.planner.evaluate.metrics import COPIES
 from moeplan.planner.replay import ranks
-from moeplan.planner.replay.job import Prepared, prepare, replay
+from moeplan.planner.replay.job import Experiment, Prepared, prepare, replay
 from moeplan.planner.replay.model import LayersAlone, States
 from moeplan.planner.replay.ranks import TURNS, Timed, Way, Work
 from moeplan.planner.replay.report import replay_report, replayed_sections
@@ -84,9 +84,13 @@ def phase_of(batch: Any, name: str) -> Any:
     return np.full(len(batch), PHASES.index(name), np.int8)
 
 
-def asked(folder: Path, *names: str, trace: str = "trace", **settings: Any) -> Prepared:
+def experiment(folder: Path, *names: str, trace: str = "trace", **settings: Any) -> Experiment:
+    return Experiment(plans=[folder / f"{name}.json" for name in names], trace=str(folder / trace), **settings)
+
+
+def asked(folder: Path, *names: str, **settings: Any) -> Prepared:
     """A replay that waits for its ranks."""
-    return prepare([folder / f"{name}.json" for name in names], folder / trace, **settings)
+    return prepare(experiment(folder, *names, **settings))
 
 
 def carried(world: World, work: Work) -> list[tuple[int, list[list[int]]]]:
@@ -179,6 +183,11 @@ def test_condensed_rows_are_those_that_the_plan_counts(folder: Path, backward: b
     assert all(0 < rows < exact for rows in condensed)
 
 
+def test_condensed_rows_are_counted_beside_a_plan_that_moves_samples(folder: Path) -> None:
+    measured, predicted = sent(asked(folder, "netmoe", "gates", tokens=100, rounds=1))
+    assert (measured == predicted).all()
+
+
 def test_condensed_seconds_are_predicted_from_the_rows_that_travel(folder: Path, tmp_path: Path) -> None:
     profile = write_profile(tmp_path / "profile.json", "1x2")
     today, gates, fp8 = asked(folder, "gates", "fp8", tokens=100, rounds=1, profile=profile).predicted
@@ -190,7 +199,7 @@ def test_condensed_seconds_are_predicted_from_the_rows_that_travel(folder: Path,
 def test_a_plan_that_condenses_rows_needs_their_states(folder: Path, tmp_path: Path) -> None:
     rewritten(open_trace(folder / "trace"), tmp_path / "bare")
     with pytest.raises(UsageError, match="no hidden states and gate weights"):
-        replay([folder / "gates.json"], tmp_path / "bare")
+        replay(experiment(folder, "gates", trace=str(tmp_path / "bare")))
 
 
 def test_the_step_is_of_whole_samples_that_no_plan_was_fitted_to(folder: Path) -> None:
@@ -305,7 +314,7 @@ def test_another_number_of_ranks_than_devices_is_refused(folder: Path, monkeypat
     for name, value in {"RANK": 0, "WORLD_SIZE": 3, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(UsageError, match="3 ranks were started for plans of 2 devices"):
-        replay([folder / "eplb.json"], folder / "trace", tokens=32)
+        replay(experiment(folder, "eplb", tokens=32))
 
 
 def test_half_precision_runs_as_the_model_has_it() -> None:
@@ -376,13 +385,13 @@ def test_a_screen_of_several_steps_tells_each(capsys: pytest.CaptureFixture[str]
 
 def test_what_does_not_run_alone_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing"):
-        replay([folder / "eplb.json"], tmp_path / "nothing")
+        replay(experiment(folder, "eplb", trace="nothing"))
     with pytest.raises(UsageError, match="coherent tokens are not trained"):
-        replay([folder / "exflow.json"], folder / "trace", backward=True)
+        replay(experiment(folder, "exflow", backward=True))
     with pytest.raises(UsageError, match="replay them one at a time"):
-        replay([folder / "flexmoe.json", folder / "netmoe.json"], folder / "steps")
+        replay(experiment(folder, "flexmoe", "netmoe", trace="steps"))
     with pytest.raises(UsageError, match="no steps were recorded"):
-        replay([folder / "flexmoe.json"], folder / "trace")
+        replay(experiment(folder, "flexmoe"))
 
 
 def test_the_command_tells_and_keeps_all_figures_and_exits_by_them(folder: Path, tmp_path: Path) -> None:
@@ -434,3 +443,20 @@ def grandchildren(pid: int) -> list[int]:
         with contextlib.suppress(OSError):  # it has ended since
             parent[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
     return sorted(child for child, above in parent.items() if parent.get(above) == pid)
+
+
+@pytest.mark.parametrize(
+    ("names", "flags"),
+    [(["eplb", "netmoe", "fp8"], ["--trace", "trace", "--tokens-per-step", "64"]), (["flexmoe"], ["--trace", "steps"])],
+)
+def test_ranks_of_torchrun_replay_together_and_one_tells(folder: Path, names: list[str], flags: list[str]) -> None:
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *MAIN)
+    plans = [f"{name}.json" for name in names]
+    done = python(*launch, "replay", *plans, *flags, "--rounds", "2", "--json", "--save", cwd=folder)
+    told = json.loads(done.stdout)  # of one rank alone
+    assert [way["name"] for way in told["ways"]] == ["today", *plans]
+    for plan, way in zip(plans, told["ways"][1:], strict=True):
+        kept = json.loads(beside(folder / plan).read_text())
+        assert kept["environment"]["num_ranks"] == 2
+        assert kept["replayed"]["ways"] == [told["ways"][0], way]
+        assert way["copies"] == way["predicted"][COPIES]["value"]

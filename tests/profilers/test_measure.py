@@ -18,7 +18,17 @@ from moeplan.errors import MismatchError, RankError, UsageError
 from moeplan.profilers.cases import CASES, PLANNED
 from moeplan.profilers.cases.case import Case
 from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.harness import TOTAL_S, Interleaved, Place, Request, Start, Step, _depths, measure_cases
+from moeplan.profilers.harness import (
+    TOTAL_S,
+    Interleaved,
+    Place,
+    Request,
+    Start,
+    Step,
+    _depths,
+    _depths_along,
+    measure_cases,
+)
 from moeplan.profilers.log import Log, cluster_of
 from moeplan.profilers.measure import measure
 from moeplan.profilers.measurement import MIN_SAMPLES, Measurement, median_interval
@@ -131,6 +141,12 @@ def test_what_has_laps_is_timed_by_them_between_other_work(alone: World) -> None
     assert len(lapped) == len(whole) == 3
     assert all(0.01 <= seconds < 0.1 for seconds in lapped), "100 ms of each call are in no lap"
     assert all(seconds >= 0.005 for seconds in whole)
+
+
+def test_each_curve_is_measured_at_its_ends_first() -> None:
+    sizes = [{"bytes": count, "kept": kept} for count in (1, 2, 4) for kept in (10, 50)]
+    assert _depths_along("bytes", sizes) == [0, 0, 1, 1, 0, 0]
+    assert _depths_along(None, sizes) == _depths(6)
 
 
 @given(count=st.integers(0, 60))

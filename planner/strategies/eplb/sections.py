@@ -10,7 +10,7 @@ from ...evaluate.price import STEP
 from ...figures import TimeUnit, bytes_text, megabytes, percent
 from ...picture import BLUE, ORANGE, Axis, Line, Plot
 from ..placement_options import PlacementOptions
-from .options import By, Choice, Redundancy
+from .options import By, Candidate, Choice, Redundancy
 
 BY: Mapping[By, str] = {
     "published": "EPLB as published",
@@ -55,13 +55,52 @@ def pictures(plan: Plan, folder: Path, task: object) -> Iterator[Section]:
         Line(extra, [row.balance for row in rows], "balance", BLUE),
         Line(extra, [row.balance_p95 for row in rows], "95th percentile", ORANGE),
     ]
-    drawn = [Plot("", lines, x, Axis("busiest device over the mean"), chosen)]
+    drawn = list[Text | Plot]([Plot("", lines, x, Axis("busiest device over the mean"), chosen)])
     times = [row.seconds for row in rows if row.seconds is not None]
     if times:
         unit = TimeUnit.up_to(max(times))
         y = Axis(f"{WEIGHED_BY[weighed.metric]}, {unit.name}", zero=True)
         drawn.append(Plot("", [Line(extra, [unit.per_s * one for one in times])], x, y, chosen))
+    if after := _paid_back(weighed, plan):
+        drawn.insert(0, Text.of(_pays(weighed.chosen, after)))
+        places, tokens = [*after], [*after.values()]
+        paid = [Line(places, tokens), Line(places, tokens, shape="dots")]
+        drawn.append(Plot("", paid, x, Axis("tokens after which replicas pay", log=True), chosen))
     yield Section("The price of replicas", drawn)
+
+
+def _paid_back(weighed: Redundancy, plan: Plan) -> dict[int, float]:
+    """Tokens after which numbers of redundant experts pay, those that save no time left out; empty where not known.
+
+    Notes
+    -----
+    With m more bytes of experts on a device than with the fewest slots, b seconds a byte of the slowest link, and steps
+    of T tokens that take s seconds less, sending the weights once takes as long as
+
+        n = T b m / s                                                                                           (1)
+
+    tokens save.
+    """
+    links, fewest = plan.cluster.links.values(), weighed.candidates[0]
+    if fewest.seconds is None or fewest.memory_bytes is None or not links or plan.evaluation is None:
+        return {}
+    byte_s, tokens, after = max(link.s_per_byte for link in links), plan.evaluation.fit.tokens_per_step, {}
+    for row in weighed.candidates[1:]:
+        saved_s, more = fewest.seconds - (row.seconds or 0.0), (row.memory_bytes or 0) - fewest.memory_bytes
+        if saved_s > 0:
+            after[row.redundant] = tokens * byte_s * more / saved_s  # (1)
+    return after
+
+
+def _pays(chosen: Candidate, after: Mapping[int, float]) -> str:
+    """After how many tokens the chosen number pays."""
+    number = chosen.redundant
+    if number not in after:
+        return f"{number:,} redundant experts, chosen here, save no time over the fewest that were weighed."
+    return (
+        f"{number:,} redundant experts pay after {after[number]:,.0f} tokens: these save the time in which the slowest"
+        " link sends a device its replicas."
+    )
 
 
 def _table(weighed: Redundancy) -> Table:

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from ....runtime.decisions import Record, Sha256, SidecarFile
 from ....runtime.plan import Verdict
+from ....traces.model import EXPERT_MATRICES, ModelSpec
 from ...options import Reason, Share0
 
 
@@ -27,6 +28,16 @@ class Replanned(Record):
     def pays(self) -> bool:
         """Check whether the plan in force is better replaced than kept."""
         return self.experts_moved > 0 and self.verdict.value == "benefit"
+
+
+def paid_back_tokens(moved: int, copies: float, model: ModelSpec) -> float | None:
+    """Tokens after which copies saved, so many per token and layer, weigh as much as the experts moved.
+
+    None where none are saved, or sizes are not known.
+    """
+    if model.ffn_size is None or copies <= 0:
+        return None
+    return moved * EXPERT_MATRICES * model.ffn_size / (copies * model.num_layers)
 
 
 class StageHops(Record):

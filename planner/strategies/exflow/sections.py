@@ -1,6 +1,6 @@
 """Screen and page of an exflow plan: savings by coherence and by placement, the search, the cost of re-planning."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ....runtime.plan import Contender, Part, Plan
+from ....solvers.moves import experts_moved
 from ....traces.counts import count
 from ...document import Section, Text
 from ...evaluate.journey import today
-from ...evaluate.metrics import COPIES, NODE_COPIES
-from ...figures import bytes_text, contender_of, figure_of, percent
-from ...picture import Heat, group_size, grouped
+from ...evaluate.metrics import BALANCE, COPIES, NODE_COPIES
+from ...figures import bytes_text, contender_of, figure_of, named, percent
+from ...picture import BLUE, CYAN, GREEN, GREY, OCHRE, ORANGE, VIOLET, Axis, Heat, Line, Plot, group_size, grouped
 from ..placement_options import PlacementOptions
-from .options import Replanned
+from .options import Replanned, paid_back_tokens
 
 if TYPE_CHECKING:
     from ...task import Task
 
 MAPS = 4  # pairs of layers that are drawn
+COLOURS = (BLUE, ORANGE, GREEN, VIOLET, CYAN)  # of contenders but today
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:
@@ -78,6 +80,45 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
 
 
 def pictures(plan: Plan, folder: Path, task: "Task | None") -> Iterator[Section]:
+    """Copies against balance, and transitions between experts."""
+    yield from _price(plan)
+    yield from _transitions(plan, task)
+
+
+def _price(plan: Plan) -> Iterator[Section]:
+    """Copies of contenders against their balance, and the tokens after which the plan's pay for the experts moved."""
+    placement, evaluation, verdict = plan.placement, plan.evaluation, plan.verdict
+    if placement is None or evaluation is None or verdict is None:
+        return
+    part = evaluation.judging
+    rows = [one for one in part.contenders if {COPIES, BALANCE} <= one.metrics.keys()]
+    base, colours, dots = contender_of(part, verdict.against), iter(COLOURS), list[Line]()
+    if base not in rows or part.contenders[0] not in rows:
+        return
+    for one in rows:
+        colour = GREY if one is base else next(colours, OCHRE)
+        point = [figure_of(one, COPIES)], [figure_of(one, BALANCE)]
+        dots.append(Line(*point, named(one, part, verdict.against), colour, "dots"))
+    copies = figure_of(rows[0], COPIES)
+    x = Axis("copies to other devices per token and layer", ends=_ends(rows, COPIES))
+    y = Axis("busiest device over the mean", ends=_ends(rows, BALANCE))
+    in_force = today(plan.model, plan.cluster, placement.slots).journey.placement
+    moved = int(experts_moved(placement, in_force).sum())
+    after = paid_back_tokens(moved, figure_of(base, COPIES) - copies, plan.model)
+    text = f"{moved:,} of {placement.num_slots * placement.num_layers:,} experts live elsewhere than today"
+    if after is not None:
+        text += f"; the copies that {after:,.0f} tokens save weigh as much as they do"
+    yield Section("The price of fewer copies", (Text.of(f"{text}."), Plot("", dots, x, y, [(copies, "chosen")])))
+
+
+def _ends(rows: Sequence[Contender], metric: str) -> tuple[float, float]:
+    """Ends of an axis with room around all figures."""
+    values = [figure_of(one, metric) for one in rows]
+    room = 0.1 * (max(values) - min(values)) or 0.1
+    return min(values) - room, max(values) + room
+
+
+def _transitions(plan: Plan, task: "Task | None") -> Iterator[Section]:
     """Transitions between experts, in their own order and as the plan places them, in a few layers."""
     placement, title = plan.placement, "Transitions between experts"
     if task is None or placement is None or plan.model.num_layers < 2:

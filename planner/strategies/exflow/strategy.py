@@ -30,7 +30,7 @@ from ..placement import PlacementStrategy, highest
 from ..placement_options import PlacementOptions
 from ..strategy import Solution, sidecar
 from . import ExflowParams
-from .options import Cap, Replanned, Search, StageHops
+from .options import Cap, Replanned, Search, StageHops, paid_back_tokens
 from .recheck import recheck
 from .sections import pictures, remarks, sections
 
@@ -122,7 +122,6 @@ class Exflow(PlacementStrategy):
         label, ours = f"{PREVIOUS}/{plan.dispatch_model}", next(iter(evaluated.judged.values()))
         moved, each = int(experts_moved(new, plan.placement).sum()), model.expert_bytes
         copies = ours.gain(COPIES, evaluated.judged[label]).value
-        saved = copies * model.num_layers if model.ffn_size is not None and copies > 0 else None
         cost = Replanned(
             plan_sha256=plan.plan_sha256,
             experts_moved=moved,
@@ -130,7 +129,7 @@ class Exflow(PlacementStrategy):
             bytes_moved=None if each is None else moved * each,
             horizon_tokens=ExflowParams.of(task.params).horizon,
             verdict=verdict(evaluated, copies_metric(task.dispatch_model, cluster), against=label),
-            paid_back_tokens=None if saved is None else moved * _vectors_a_move(model) / saved,
+            paid_back_tokens=paid_back_tokens(moved, copies, model),
         )
         return replace(solution, options=solution.options.model_copy(update={"replanned": cost}))
 

@@ -57,7 +57,7 @@ class Recorded:
             )
             asked_n = (rows.copies.beside[kept_n] >= 0).sum(1).numpy()
             np.add.at(loads[:, layer], (step_n, device_n1[:, 0]), asked_n)
-        return replace(exact, loads=loads, ports=replace(exact.ports, dispatch=dispatch))
+        return replace(exact, loads=loads, ports=replace(exact.ports, dispatch=dispatch, combine=None))
 
     def _folded(self, way: Way) -> Iterator[tuple[Rows, Tensor]]:
         """The rows of each layer, and the row that stands for each, int64 `[n]`."""

@@ -8,14 +8,18 @@ import pytest
 
 from moeplan.planner.certify import recount
 from moeplan.planner.compare import compare
+from moeplan.planner.demo.text import other_text, record_embedded
 from moeplan.planner.report.compare import write_comparison
 from moeplan.planner.report.page import PlanPage
 from moeplan.planner.report.profile_picture import write_profile_page
 from moeplan.planner.report.trace import write_trace_page
 from moeplan.profilers.profile import load as load_profile
+from moeplan.runtime import load_plan
 from moeplan.traces.statistics import describe
 from tests.browser import Browser, browsing, chromium
-from tests.planner.makers import planned
+from tests.planner.makers import made, tallied
+
+A4 = 688  # pixels of a sheet between its margins
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium is installed to look at pages with")
 
@@ -28,23 +32,39 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def pages(make_trace: Any, make_profile: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A page of every kind."""
+    """A page of every kind; of plans those with pictures or tables of their own."""
     trace, profile, folder = make_trace(samples=130, tokens=12), make_profile("2x2"), tmp_path_factory.mktemp("pages")
-    plan = planned(trace, "eplb", "2x2", profile=profile, redundant="auto", to=folder / "plan.json")
-    known = load_profile(profile)
-    shown = PlanPage(plan, folder / "plan.json", recount(plan, trace.path, profile, keep=True), known)
-    shown.write(folder / "report.html")
+    steps, _ = tallied(folder / "steps", hidden_size=64, ffn_size=96, dtype_bytes=4)
+    states = record_embedded(other_text()[:768], folder / "states", sample_tokens=24, weights=True, embeddings="all")
+    for name, source, settings in (
+        ("eplb", trace, {"profile": profile, "redundant": "auto"}),
+        ("exflow", trace, {}),
+        ("flexmoe", steps, {"profile": profile, "slots": 5}),
+        ("luffy", states, {"profile": profile, "condense": 0.1, "wire": "fp8"}),
+    ):
+        path, by = folder / f"{name}.json", settings.get("profile")
+        made(source, name, "2x2", to=path, **settings)
+        plan = load_plan(path)
+        counted = recount(plan, source.path, by, folder=folder, keep=True)
+        shown = PlanPage(plan, path, counted, by and load_profile(by))
+        shown.write(folder / f"{name}.html")
     shown.write(folder / "card.svg")
-    write_comparison(compare([folder / "plan.json"], trace.path, profile=profile, keep=True), folder / "compare.html")
+    write_comparison(compare([folder / "eplb.json"], trace.path, profile=profile, keep=True), folder / "compare.html")
     write_trace_page(trace, describe(trace, coactivation=True), folder / "trace.html")
-    write_profile_page(known, folder / "profile.html")
-    return [folder / name for name in ("report.html", "compare.html", "trace.html", "profile.html", "card.svg")]
+    write_profile_page(load_profile(profile), folder / "profile.html")
+    return [*folder.glob("*.html"), folder / "card.svg"]
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(375, "light"), (375, "dark"), (794, "light"), (1280, "light")])
-def test_no_page_complains_asks_or_overflows(browser: Browser, pages: list[Path], width: int, scheme: str) -> None:
+@pytest.mark.parametrize(
+    ("width", "scheme", "media"),
+    [(375, "light", "screen"), (375, "dark", "screen"), (1280, "light", "screen"), (A4, "light", "print")],
+)
+def test_no_page_complains_asks_or_overflows(
+    browser: Browser, pages: list[Path], width: int, scheme: str, media: str
+) -> None:
+    assert len(pages) == 8
     for page in pages:
-        seen = browser.visit(page, width=width, scheme=scheme)
+        seen = browser.visit(page, width=width, scheme=scheme, media=media)
         assert (seen["outside"], seen["errors"]) == ([], []), page
         assert page.suffix == ".svg" or seen["width"] <= width, page
 

@@ -207,6 +207,44 @@ def test_counts_have_loads_and_no_pairs_of_devices(tmp_path: Path) -> None:
     assert not {title for title in titles if "between devices" in title}
 
 
+def test_replicas_pay_once_they_saved_the_time_of_sending_them(trace: Any, profile: Path, tmp_path: Path) -> None:
+    plan = planned(trace, "eplb", "2x2", profile=profile, redundant="auto", links=("intra=100:2", "inter=10:5"))
+    fewest, *more = plan.options["placement"]["redundancy"]["candidates"]
+    *_, drawn = pictures_in(next(strategy("eplb").pictures(plan, tmp_path, None)))
+    expected = {
+        one["redundant"]: plan.evaluation.fit.tokens_per_step
+        * ((one["memory_bytes"] - fewest["memory_bytes"]) / 10e9)
+        / (fewest["seconds"] - one["seconds"])
+        for one in more
+        if one["seconds"] < fewest["seconds"]
+    }
+    assert expected
+    assert "tokens after which replicas pay" in drawn.y.title
+    assert dict(zip(drawn.lines[0].x, drawn.lines[0].y, strict=True)) == pytest.approx(expected)
+
+
+def test_the_price_of_copies_is_drawn_with_the_plan_and_says_when_it_pays(trace: Any, tmp_path: Path) -> None:
+    plan = planned(trace, "exflow", "2x2")
+    (section, *_) = strategy("exflow").pictures(plan, tmp_path, None)
+    (drawn,) = pictures_in(section)
+    part = plan.evaluation.judging
+    for line, one in zip(drawn.lines, part.contenders, strict=True):
+        assert (line.x, line.y) == ([one.metrics["device_copies"].value], [one.metrics["balance"].value])
+    assert [line.colour == GREY for line in drawn.lines] == [one.label == TODAY for one in part.contenders]
+    copies, *_ = (line.x[0] for line in drawn.lines)
+    assert drawn.rules == [(copies, "chosen")]
+    moved = sum(
+        expert // 2 != device
+        for layer in range(3)
+        for expert, device in enumerate(plan.placement.holds(layer).argmax(axis=1).tolist())
+    )
+    saved = contender_of(part, TODAY).metrics["device_copies"].value - copies
+    said = section.body[0].lines[0]  # type: ignore[union-attr]
+    assert said.startswith(f"{moved} of 24 experts live elsewhere")
+    assert saved > 0
+    assert f"the copies that {moved * 3 * 96 / (saved * 3):,.0f} tokens save" in said  # 3 x 96 hidden vectors an expert
+
+
 def test_a_plan_that_was_not_judged_has_no_pictures(trace: Any, tmp_path: Path) -> None:
     plan = planned(trace, "eplb", "2x2")
     bare = edited(edited(plan, "verdict", None), "evaluation", None)
