@@ -26,7 +26,7 @@ SUBJECTS = {
     "traces": "Importing and counting a trace, beside plain NumPy",
     "fits": "Fits of published GPU tables: errors on sizes held out",
     "large_trace": "Commands on large traces: linear in tokens, bounded memory",
-    "scale": "Counting a billion tokens, and placing by 1,000 steps, in one process and in several",
+    "scale": "Counting, placing and certifying at the size of a cluster: workers, growth, 4,096 devices",
     "exflow_paper": "ExFlow's Figures 7, 8 and 13 and Table III: what the paper states beside what comes out here",
     "bounds": "Bounds on the hops that any placement keeps: gap to one that was found, by kind, and seconds",
     "recording": "What recording adds to a model's passes",

@@ -37,12 +37,23 @@ def _rows(tokens: int) -> Iterator[Row]:
         trace = Path(folder) / "trace"
         _write(trace, tokens)
         for name, args in (("info", ()), ("count", ("-o", str(Path(folder) / "counts")))):
-            wall_s, cpu_s, peak = _command("trace", name, str(trace), "--workers", "1", *args)
+            wall_s, cpu_s, peak = command("trace", name, str(trace), "--workers", "1", *args)
             assert peak <= MAX_BYTES, f"peak memory {peak / 1e9:.2f} GB; expected at most {MAX_BYTES / 1e9}"
             yield Row(
                 f"{tokens:,} tokens", f"trace {name}", quality=cpu_s / tokens * 1e9, seconds=cpu_s,
                 least_s=cpu_s, memory_bytes=peak, more={"wall, s": wall_s}, axis="tokens", size=tokens,
             )  # fmt: skip
+
+
+def command(*args: str) -> tuple[float, float, int]:
+    """Wall seconds, CPU seconds and peak resident bytes of a command of moeplan."""
+    start = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "-m", "moeplan.planner.cli", *args], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, args)
+    return time.perf_counter() - start, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
 
 def _write(folder: Path, tokens: int) -> None:
@@ -63,17 +74,6 @@ def _write(folder: Path, tokens: int) -> None:
                     ids=sets_SK[rng.integers(len(sets_SK), size=(len(row_T), LAYERS))],
                 )
             )
-
-
-def _command(*args: str) -> tuple[float, float, int]:
-    """Wall seconds, CPU seconds and peak resident bytes of a command of moeplan."""
-    start = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "moeplan.planner.cli", *args], stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, args)
-    return time.perf_counter() - start, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
 
 STUDIES = (

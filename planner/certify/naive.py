@@ -1,8 +1,9 @@
 """The naive replay: a trace recounted token by token, row by row, under every journey.
 
-It gives what `planner.evaluate.replay` gives and shares no walk with it: visited devices are marked in a 0/1 matrix,
-not compared pair by pair, and replicas are looked up one expert at a time, or as `naive_split` proves. Samples that are
-re-homed are counted one by one, once for each placement, and every journey of theirs is summed up from these counts.
+It gives what `planner.evaluate.replay` gives and shares no walk with it: the devices of a token are sorted and listed
+once each, not compared pair by pair, and replicas are looked up one expert at a time, or as `naive_split` proves.
+Samples that are re-homed are counted one by one, once for each placement, and every journey of theirs is summed up from
+these counts.
 
 Legend: R rows: tokens, those of counts, or samples; L MoE layers; K experts per token; E experts; D devices; N nodes;
 B steps; I samples; U units of a part.
@@ -32,6 +33,7 @@ from .naive_waterfill import NaiveWaterfill
 Numbers = NDArray[np.int64]
 ONE = np.int32(1)  # of the tables' dtype: added in place several times as fast
 Holders = list[list[list[int]]]  # [layer][expert] -> devices, ascending
+Visits = tuple[Numbers, Numbers, Numbers]  # rows, the devices or nodes that they visit, and how often
 
 
 def naive_replay(
@@ -125,18 +127,17 @@ def _visit(
     fitted_R: NDArray[np.bool_],
 ) -> None:
     """Add the visits of tokens to devices and nodes, and of fitted ones the experts that they come from."""
-    devices, nodes, num_experts = traffic.copies.shape[2], traffic.nodes.shape[2], traffic.placement.num_experts
     row, choice = np.nonzero(device_RK >= 0)
     np.add.at(traffic.pairs[:, layer], (place_R[row], device_RK[row, choice]), ONE)
-    visited_DR = np.ascontiguousarray(_visited(device_RK, devices).T > 0)
-    for device, visited_R in enumerate(visited_DR):
-        traffic.copies[:, layer, device] += np.bincount(place_R[visited_R], minlength=len(traffic.copies))
-        if before_RK is not None and traffic.linked is not None:
-            before = np.minimum(before_RK[visited_R & fitted_R], num_experts)
-            linked_E = np.bincount(before.ravel(), minlength=num_experts + 1)[:num_experts]
-            traffic.linked[layer - 1, :, device] += linked_E
-    for node, inside_DR in enumerate(np.split(visited_DR, nodes)):
-        traffic.nodes[:, layer, node] += np.bincount(place_R[inside_DR.any(axis=0)], minlength=len(traffic.nodes))
+    row, node, _ = _visits(device_RK // (traffic.copies.shape[2] // traffic.nodes.shape[2]))
+    np.add.at(traffic.nodes[:, layer], (place_R[row], node), ONE)
+    row, device, _ = _visits(device_RK)
+    np.add.at(traffic.copies[:, layer], (place_R[row], device), ONE)
+    if before_RK is None or traffic.linked is None:
+        return
+    for before_R in before_RK.T:
+        links = fitted_R[row] & (before_R[row] < traffic.placement.num_experts)
+        np.add.at(traffic.linked[layer - 1], (before_R[row[links]], device[links]), 1)
 
 
 def holders_of(placement: Placement) -> Holders:
@@ -159,36 +160,29 @@ def devices_of(
     device_RK = only_E[np.minimum(ids_RK, len(holders))]
     for expert in (expert for expert, held in enumerate(holders) if len(held) > 1):
         row, choice = np.nonzero(ids_RK == expert)
-        for here in np.unique(here_R[row]).tolist():
-            at = here_R[row] == here
-            offered = np.array(_offered(rule, expert, holders[expert], here, group))
-            turn = turn_R[row[at]] + (here + expert) * (rule == "round_robin")
-            device_RK[row[at], choice[at]] = offered[turn % len(offered)]
+        device_RK[row, choice] = _taken(rule, expert, holders[expert], here_R[row], turn_R[row], group)
     return np.asarray(device_RK)
 
 
-def _offered(rule: str, expert: int, holders: list[int], here: int, group: int) -> list[int]:
-    """The holders that the tokens of a device take turns at, which by the rules nearest and static are few.
+def _taken(rule: str, expert: int, holders: list[int], here_R: Numbers, turn_R: Numbers, group: int) -> Numbers:
+    """The holder of an expert that each row takes; by the rules even and round_robin all holders take turns.
 
-    Nearest: its own, else its node's, else all. Static: its own, else the first of its node where others have some,
-    else one: for the i-th device that asks so, number (i + expert) mod n.
+    Nearest: its own, else its node's take turns, else all. Static: its own, else the first of its node where others
+    have some, else one: for the i-th device that asks so, number (i + expert) mod n.
     """
+    held, own = np.array(holders), {*holders}
     if rule in ("even", "round_robin"):
-        return holders
-    if here in holders:
-        return [here]
-    near = _near(holders, here, group)
-    if rule == "nearest":
-        return near
-    if len(near) < len(holders):
-        return near[:1]
-    asking = [one for one in range(here) if one not in holders and len(_near(holders, one, group)) == len(holders)]
-    return [holders[(len(asking) + expert) % len(holders)]]
-
-
-def _near(holders: list[int], here: int, group: int) -> list[int]:
-    """The holders on a device's node; all where there is none."""
-    return [device for device in holders if device // group == here // group] or holders
+        return np.asarray(held[(turn_R + (here_R + expert) * (rule == "round_robin")) % len(held)])
+    nodes = {device // group for device in holders}
+    if rule == "static":
+        apart = nodes if len(nodes) > 1 else ()
+        asking = [device for device in range(here_R.max(initial=-1)) if not (device in own or device // group in apart)]
+        turn_R = np.searchsorted(asking, here_R) + expert
+    taken_R = held[turn_R % len(held)]
+    for node in nodes if len(nodes) > 1 else ():
+        near, on_R = held[held // group == node], here_R // group == node
+        taken_R[on_R] = near[0] if rule == "static" else near[turn_R[on_R] % len(near)]
+    return np.where(np.isin(here_R, held), here_R, taken_R)
 
 
 def _check_moves(cohort: Cohort, journey: Journey, size: int) -> None:
@@ -252,8 +246,8 @@ class _Sheet:
             here = table.layer[rows_R] == layer
             counts_RE = table.counts[rows_R[here]]
             for expert, devices in enumerate(holders):
-                for device in devices:
-                    np.add.at(self.tally.loads[:, layer, device], step_R[here], counts_RE[:, expert] / len(devices))
+                share_R1 = counts_RE[:, [expert]] / len(devices)
+                np.add.at(self.tally.loads[:, layer], (step_R[here][:, None], devices), share_R1)
 
     def finished(self) -> Tally:
         """The tally by step, once the trace is read."""
@@ -278,10 +272,8 @@ class _Sheet:
         _add(self.counts["tokens"], step, index.unit_tokens[place])
         for layer in range(self.tally.loads.shape[1]):
             ends = moves_LI[layer, place], moves_LI[layer + 1, place]
-            copies, nodes, pairs = (
-                table[place, layer].astype(np.int64) for table in (traffic.copies, traffic.nodes, traffic.pairs)
-            )
-            np.add.at(self.tally.loads[:, layer], step, pairs)
+            copies, nodes = _listed(traffic.copies[place, layer]), _listed(traffic.nodes[place, layer])
+            np.add.at(self.tally.loads[:, layer], step, traffic.pairs[place, layer].astype(np.int64))
             self._exchange(layer, copies, nodes, ends, step, step)
             if self.tally.sent is not None and samples.experts is not None:
                 np.add.at(self.tally.sent[:, layer], (step, ends[0]), samples.experts[place, layer])
@@ -292,7 +284,7 @@ class _Sheet:
 
     def add_tokens(self, batch: TokenBatch, at: Located) -> None:
         """Take the tokens of a batch that belong to this part through every layer."""
-        size, once = self.tally.loads.shape[2], np.ones_like(at.position)
+        once = np.ones_like(at.position)
         here, before = at.home, np.full_like(at.home, -1)
         row = at.step if self.by_step else at.unit
         _add(self.counts["tokens"], row, once)
@@ -306,9 +298,7 @@ class _Sheet:
                 np.add.at(self.tally.sent[:, layer], cell, ONE)
             if self.waterfill is not None:
                 device_RK = np.column_stack([device_RK, self.waterfill.devices_of(layer, device_RK, at)])
-            visits_RD = _visited(device_RK, size)
-            visits_RN = np.maximum.reduceat(visits_RD, np.arange(0, size, self.group), axis=1)
-            self._exchange(layer, visits_RD, visits_RN, (here, after), at.step, row)
+            self._exchange(layer, _visits(device_RK), _visits(device_RK // self.group), (here, after), at.step, row)
             self._sit(layer, here, at.step, once, 2 * at.position + 1)
             hop = (before >= 0) & (first >= 0)
             _add(self.counts["hops"], row, hop)
@@ -332,43 +322,33 @@ class _Sheet:
         return devices_of(ids, self.holders[layer], self.journey.rule, here, at.turn, self.group)
 
     def _exchange(
-        self,
-        layer: int,
-        copies_RD: Numbers,
-        visits_RN: Numbers,
-        ends: tuple[Numbers, Numbers],
-        step_R: Numbers,
-        row_R: Numbers,
+        self, layer: int, copies: Visits, nodes: Visits, ends: tuple[Numbers, Numbers], step_R: Numbers, row_R: Numbers
     ) -> None:
-        """Add the copies `[R, D]` between rows' devices and where they are dispatched from and combined at.
+        """Add the copies between rows' devices and where they are dispatched from and combined at.
 
-        A token visits a node once or never, `visits_RN`; each row counts for `row_R`, -1 for nothing.
+        A token visits a node once or never; each row counts for `row_R`, -1 for nothing.
         """
-        line, (sent_R, met_R) = np.arange(len(copies_RD)), ends
-        phases = (0,) if sent_R is met_R else (0, 1)  # where tokens return, a combine is a dispatch backwards
+        (row, device, number), (visitor, node, times_there) = copies, nodes
+        phases = (0,) if ends[0] is ends[1] else (0, 1)  # where tokens return, a combine is a dispatch backwards
         for phase in phases:
-            end_R, times = ends[phase], 3 - len(phases)
-            away_RD, node_R = copies_RD.copy(), end_R // self.group
-            away_RD[line, end_R] = 0
-            far_RD = away_RD * (np.arange(away_RD.shape[1]) // self.group != node_R[:, None])
-            _add(self.counts["device_copies"], row_R, times * away_RD.sum(axis=1))
-            _add(self.counts["far_copies"], row_R, times * far_RD.sum(axis=1))
-            _add(self.counts["node_copies"], row_R, times * (visits_RN.sum(axis=1) - visits_RN[line, node_R]))
-            row, device = np.nonzero(away_RD * (step_R >= 0)[:, None])
-            number, step, end = away_RD[row, device], step_R[row], end_R[row]
-            leaves, reaches = ((end, device), (device, end))[phase]
+            times, end, step = 3 - len(phases), ends[phase][row], step_R[row]
+            away, far = device != end, device // self.group != end // self.group
+            apart = node != ends[phase][visitor] // self.group
+            _add(self.counts["device_copies"], row_R[row[away]], times * number[away])
+            _add(self.counts["far_copies"], row_R[row[far]], times * number[far])
+            _add(self.counts["node_copies"], row_R[visitor[apart]], times * times_there[apart])
+            goes, stays = away & (step >= 0), ~away & (step >= 0)
+            leaves, reaches = ((end[goes], device[goes]), (device[goes], end[goes]))[phase]
             if self.tally.ports is not None:
                 ports = (self.tally.ports.dispatch, self.tally.ports.combined)[phase][:, layer]
-                kind = (far_RD[row, device] > 0) * (ports.shape[1] - 1)  # the only class of links, or one of two
-                np.add.at(ports[:, :, 0], (step, kind, leaves), number)
-                np.add.at(ports[:, :, 1], (step, kind, reaches), number)
-                counts = step_R >= 0
-                kept = self.tally.ports.kept[:, layer, phase]
-                np.add.at(kept, (step_R[counts], end_R[counts]), copies_RD[line, end_R][counts])
+                kind = far[goes] * (ports.shape[1] - 1)  # the only class of links, or one of two
+                np.add.at(ports[:, :, 0], (step[goes], kind, leaves), number[goes])
+                np.add.at(ports[:, :, 1], (step[goes], kind, reaches), number[goes])
+                np.add.at(self.tally.ports.kept[:, layer, phase], (step[stays], end[stays]), number[stays])
             if self.tally.between is not None:
-                np.add.at(self.tally.between, (leaves, reaches), number)
+                np.add.at(self.tally.between, (leaves, reaches), number[goes])
                 if len(phases) == 1:
-                    np.add.at(self.tally.between, (reaches, leaves), number)
+                    np.add.at(self.tally.between, (reaches, leaves), number[goes])
 
     def _attend(
         self, layer: int, here_I: Numbers, step_I: Numbers, tokens_I: Numbers, contexts_I: Numbers, *, padded: bool
@@ -407,8 +387,14 @@ def _first(device_RK: Numbers, here_R: Numbers) -> Numbers:
     return first_R
 
 
-def _visited(device_RK: Numbers, size: int) -> Numbers:
-    """Visits of each token to each device, or node, `[R, D]`, as 0 and 1."""
-    visited = np.zeros((len(device_RK), size + 1), np.int64)
-    visited[np.arange(len(device_RK))[:, None], device_RK] = 1  # the last column is for cells not routed, -1
-    return visited[:, :size]
+def _visits(device_RK: Numbers) -> Visits:
+    """The visits of each token to devices, or nodes, each once; -1 is not routed."""
+    sorted_RK = np.sort(device_RK, axis=1)
+    row, place = np.nonzero(np.diff(sorted_RK, axis=1, prepend=-1))
+    return row, sorted_RK[row, place], np.ones_like(row)
+
+
+def _listed(number_RD: NDArray[np.integer]) -> Visits:
+    """Visits of rows from their table."""
+    row, device = np.nonzero(number_RD)
+    return row, device, number_RD[row, device].astype(np.int64)
