@@ -37,7 +37,7 @@ PART_TOKENS = 70_000  # what the writer's 64 MiB hold
 QUICK, USUAL, FULL = 500_000, 16_000_000, 1_000_000_000
 DEVICES, SLOTS, STACK, STEPS = 64, 5, 61, 1000
 EVERY_S = 0.1
-LIMIT_S = 15.0  # a curve of growth ends with the first point above it
+LIMIT_S = 40.0  # a curve of growth ends before the point that would take longer if it goes on as it grew last
 GROUP, TOKENS, RECORDS = 8, 4096, 4
 MOST_DEVICES = 4096
 CERTIFIED_S = 20.0  # that a plan on so many devices may take
@@ -167,19 +167,20 @@ def _curves(settings: Settings) -> Iterator[Curve]:
 
 
 def _grown(curve: Curve) -> Iterator[Row]:
-    """The points of a curve, until one takes too long; those after it without figures."""
+    """The points of a curve, until one would take too long; those after it without figures."""
     curve.solved(curve.shapes[0])()  # compiles
-    seconds = 0.0
+    seconds, growth = 0.0, 1.0
     for shape in curve.shapes:
         name = "L={} E={} D={}".format(*shape)
-        if seconds > LIMIT_S:
+        if seconds * growth > LIMIT_S:
             yield Row(name, f"{curve.method}: left out")
             continue
         solve, before = curve.solved(shape), psutil.Process().memory_info().rss
         with _peak() as peak:
             started = cpu_s()
             quality = solve()
-            seconds = cpu_s() - started
+            took = cpu_s() - started
+        seconds, growth = took, max(took / seconds, 1.0) if seconds else 1.0
         memory = max(max(peak) - before, 0) or None
         yield Row(
             name, curve.method, quality=quality, bound=1.0, seconds=seconds, memory_bytes=memory, axis=curve.axis,
@@ -281,7 +282,7 @@ STUDIES = (
         " which have a budget of work and of time; balanced Markov transitions, rows Dirichlet(0.08); replicas where"
         " devices are more than experts. netmoe: copies of four samples a device, layer after layer. flexmoe: busiest"
         f" device over the mean, over {RECORDS} records of {TOKENS:,} pairs a device, with one slot more than the"
-        f" experts need. A curve ends with the first point above {LIMIT_S:g} s; larger ones are left out. MB: growth of"
+        f" experts need. A curve ends before a point that would take over {LIMIT_S:g} s if it grew on as it did last. MB: growth of"
         " resident memory, looked at ten times a second.",
     ),
     Study(
