@@ -282,8 +282,8 @@ STUDIES = (
         " which have a budget of work and of time; balanced Markov transitions, rows Dirichlet(0.08); replicas where"
         " devices are more than experts. netmoe: copies of four samples a device, layer after layer. flexmoe: busiest"
         f" device over the mean, over {RECORDS} records of {TOKENS:,} pairs a device, with one slot more than the"
-        f" experts need. A curve ends before a point that would take over {LIMIT_S:g} s if it grew on as it did last. MB: growth of"
-        " resident memory, looked at ten times a second.",
+        f" experts need. A curve ends before a point that would take over {LIMIT_S:g} s if it grew on as it did last."
+        " MB: growth of resident memory, looked at ten times a second.",
     ),
     Study(
         title="Certifying a plan on 4,096 devices",
