@@ -37,7 +37,7 @@ from .gradients import collect_before_steps, leave_out_experts, spread_experts
 from .models.checkpoint import fill_model, read_checkpoint
 from .plan import Plan
 from .rebalancer import Rebalancer
-from .rebalancing import Schedule, checked, tables_of
+from .rebalancing import Schedule, checked_schedule, tables_of
 from .whole import name_held, take_held
 
 Gradients = Literal["mean", "sum"]
@@ -193,7 +193,7 @@ def _check_rebalancing(plan: Plan, schedule: Schedule | None, moves_per_step: in
     if schedule is not None and decision is None:
         raise UsageError("a schedule for a plan that decides no rebalancing; give one of solve --strategy flexmoe")
     if schedule is not None:
-        checked(schedule, _placement(plan))
+        checked_schedule(schedule, _placement(plan))
     elif decision is not None and decision.method == "paper":
         raise UsageError(
             "rebalancing by method paper, which splits steps by its own rule, and this runtime exactly; give a plan of"

@@ -27,7 +27,18 @@ from .engine.loads import Loads
 from .engine.rebinding import states_of
 from .engine.watch import naming_lost_ranks
 from .plan import Plan
-from .rebalancing import EMPTY, Schedule, State, check_state, checked, owners_hold, placement_of, policy_of, tables_of
+from .rebalancing import (
+    EMPTY,
+    Schedule,
+    State,
+    array_of,
+    check_state,
+    checked_schedule,
+    owners_hold,
+    placement_of,
+    policy_of,
+    tables_of,
+)
 
 if TYPE_CHECKING:
     from ..solvers.flexmoe import Operation
@@ -103,7 +114,9 @@ class Rebalancer:
         self._strangers = weakref.WeakKeyDictionary[Optimizer, int]()
         for block in blocks:
             block.loads = Loads()
-        self._schedule = None if schedule is None else checked(schedule, placement)
+        if schedule is None and decision.stays:
+            schedule = {}
+        self._schedule = None if schedule is None else checked_schedule(schedule, placement)
         told = [(step, table.tolist()) for step, table in (self._schedule or {}).items()]
         self._agree(repr((told, moves_per_step)), "schedule or number of moves")
         if self._schedule is not None:
@@ -298,15 +311,15 @@ class Rebalancer:
         with together(self.group):
             self._check_step_done()
             check_state(state, self.tables, self.num_experts)
-        tables, owners, decided = (np.asarray(state[name]) for name in ("tables", "owners", "decided_last"))
+        tables, owners, decided = (array_of(state[name]) for name in ("tables", "owners", "decided_last"))
         self._agree(repr((state["step"], tables.tolist(), owners.tolist(), decided.tolist())), "state")
         self._rebind(tables, dict(enumerate(owners)), optimizer)
         self._decided_last = decided.copy()
         self.step, self._records, self.moved = state["step"], state["records"], state["moved"]
-        self.balance, self.planning_s = np.asarray(state["balance"]), state["planning_s"]
+        self.balance, self.planning_s = array_of(state["balance"]), state["planning_s"]
         self.operations = [Operation(*one) for one in state["operations"]]
         self._window.clear()
-        self._window.extend(np.asarray(record) for record in state["window"])
+        self._window.extend(array_of(record) for record in state["window"])
         self._deciding = None
         for block in self.blocks:
             block.loads = Loads()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ..errors import InputError, MismatchError
 from ..solvers.arrays import Bools, Ints
@@ -23,6 +23,7 @@ Schedule = Mapping[int, ArrayLike]
 
 EMPTY = -1  # in a slot that holds no expert
 MOST = 2**62  # of what is counted
+OPERATION = 6  # fields of one
 
 
 def policy_of(decision: RebalancingDecision) -> "tuple[Decide, Costs]":
@@ -69,7 +70,7 @@ def owners_hold(tables: Ints, owners: Ints) -> Bools:
     return found
 
 
-def checked(schedule: Schedule, start: Placement) -> dict[int, Ints]:
+def checked_schedule(schedule: Schedule, start: Placement) -> dict[int, Ints]:
     """The tables of a schedule `[L, D, S]` by step.
 
     Raises
@@ -114,13 +115,25 @@ class State(TypedDict):
     planning_s: float
 
 
+def array_of(value: Any) -> NDArray[Any]:
+    """Numbers of a tensor, on whatever device it is, or of rows; MismatchError where these have no shape."""
+    try:
+        return np.asarray(value.cpu() if hasattr(value, "cpu") else value)
+    except ValueError as error:
+        raise MismatchError(f"a state of rebalancing with numbers of no shape ({error})") from None
+
+
 def check_state(state: State, like: Ints, num_experts: int) -> None:
     """Refuse a state of other sizes than tables `[L, D, S]`, or that breaks a rule, with MismatchError."""
     if lacking := State.__required_keys__ - state.keys():
         raise MismatchError(f"a state of rebalancing without {min(lacking)}; expected one of state_dict()")
     values: dict[str, Any] = {**state}
-    for name, most in {"step": MOST, "records": MOST, "moved": MOST, "deciding": len(state["window"])}.items():
-        if not isinstance(values[name], int) or not 0 <= values[name] <= most:
+    if not isinstance(window := values["window"], list | tuple):
+        raise MismatchError(f"a state of rebalancing with window {window!r:.40}; expected one of state_dict()")
+    counts = dict.fromkeys(("step", "records", "moved", "planning_s"), MOST)
+    for name, most in {**counts, "deciding": len(window)}.items():
+        kind = int | float if name == "planning_s" else int
+        if not isinstance(values[name], kind) or not 0 <= values[name] <= most:
             raise MismatchError(
                 f"a state of rebalancing with {name} {values[name]!r:.40}; expected one of state_dict()"
             )
@@ -128,10 +141,10 @@ def check_state(state: State, like: Ints, num_experts: int) -> None:
     expected: list[tuple[str, Any, tuple[int, ...], int, int]] = [
         *((name, values[name], like.shape, EMPTY, num_experts - 1) for name in ("tables", "decided_last")),
         ("owners", state["owners"], (layers, num_experts), 0, devices - 1),
-        *(("a record of window", record, (layers, num_experts, devices), 0, MOST) for record in state["window"]),
+        *(("a record of window", record, (layers, num_experts, devices), 0, MOST) for record in window),
     ]
     for name, value, shape, least, most in expected:
-        numbers = np.asarray(value)
+        numbers = array_of(value)
         alike = numbers.shape == shape and numbers.dtype.kind == "i"
         if not alike or numbers.min() < least or numbers.max() > most:
             found = f", {numbers.min()} to {numbers.max()}" if alike else ""
@@ -140,13 +153,20 @@ def check_state(state: State, like: Ints, num_experts: int) -> None:
                 f" numbers {[*shape]} from {least}{'' if most == MOST else f' to {most}'}: load it under its plan"
             )
     for name in ("tables", "decided_last"):
-        for layer, table in enumerate(np.asarray(values[name])):
+        for layer, table in enumerate(array_of(values[name])):
             try:
                 placement_of(table, num_experts)
             except InputError as error:
                 raise MismatchError(f"a state of rebalancing with {name}, layer {layer}: {error}") from None
-    owners = np.asarray(state["owners"])
-    for layer, expert in np.argwhere(~owners_hold(np.asarray(state["tables"]), owners)):
+    balance, operations = array_of(values["balance"]), values["operations"]
+    if balance.shape != (layers,) or balance.dtype.kind != "f" or not np.isfinite(balance).all():
+        raise MismatchError(
+            f"a state of rebalancing with balance {[*balance.shape]} of {balance.dtype}; expected {layers} numbers"
+        )
+    if not isinstance(operations, list | tuple) or any(len(one) != OPERATION for one in operations):
+        raise MismatchError(f"a state of rebalancing with operations {operations!r:.40}; expected rows of {OPERATION}")
+    owners = array_of(state["owners"])
+    for layer, expert in np.argwhere(~owners_hold(array_of(state["tables"]), owners)):
         raise MismatchError(
             f"a state of rebalancing with device {owners[layer, expert]} as owner of expert {expert} of layer {layer};"
             " expected one that holds it in tables"

@@ -32,7 +32,7 @@ EXPECTED = "expected auto, a number of processes, ray, ray://HEAD:PORT or dask:/
 
 
 class Backend(Protocol):
-    """What runs tasks."""
+    """Runner of tasks."""
 
     size: int  #: Tasks that it runs at once
 

@@ -8,7 +8,7 @@ Legend: R steps; L layers; E experts; D devices; T tokens of a rank; S slots of 
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +48,7 @@ TODAY, STATIC, NEVER, EPLB, FLEXMOE, IDEAL = (
     "flexmoe",
     "even loads",
 )
-NOTHING = Policy(trigger=MOST_STEPS, every=0)  # ever moves
+KEPT = Policy(trigger=MOST_STEPS, every=0)  # never moves, and asks for nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def _ways(cluster: Cluster, work: Workload, sizes: Sizes, pairs: Array) -> dict[
     return {
         TODAY: (plan_of(cluster, work, sizes, today), None),
         STATIC: (plan_of(cluster, work, sizes, replicas), None),
-        NEVER: (rebalanced(NOTHING), None),
+        NEVER: (rebalanced(replace(KEPT, trigger=MOST_STEPS - 1)), None),
         EPLB: (rebalanced(policy), schedule),
         FLEXMOE: (rebalanced(policy), None),
         IDEAL: (plan_of(cluster, work, sizes, today), None),
@@ -148,7 +148,7 @@ def _start(records: Array, slots: int, costs: Costs, group: int) -> Array:
 def _policy(records: Array, slots: int, costs: Costs, group: int) -> Policy:
     """The policy of fewest seconds on the fitted records, as `solve` chooses it."""
     start = _start(records[:START], slots, costs, group)
-    tried = [*(Policy(horizon=HORIZON, window=window) for window in WINDOWS), NOTHING]
+    tried = [*(Policy(horizon=HORIZON, window=window) for window in WINDOWS), KEPT]
     return min(tried, key=lambda one: follow(records[START:FITTED], start, one, costs, group=group).step_s)
 
 

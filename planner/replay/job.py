@@ -31,7 +31,7 @@ TODAY = "today"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """What is replayed, and how.
+    """Plans, trace and settings of a replay.
 
     Parameters
     ----------

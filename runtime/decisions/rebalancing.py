@@ -31,10 +31,9 @@ class RebalancingDecision(Decision):
     quantile: Annotated[float, Field(gt=0, le=1)] | None = None
     record_steps: int = Field(1, ge=1, le=MOST_STEPS)  #: It looks at the loads of one step in so many
     window: int = Field(ge=1, le=MOST_RECORDS)  #: Records, the last ones, over which a move must pay
-    #: recent, every: the last so many records are planned for together, None: all of the window; and after one in so
-    #: many records it plans even below the trigger, 0: never
+    #: The last of these, which are planned for together; None: all
     recent: Annotated[int, Field(ge=1, le=MOST_RECORDS)] | None = None
-    every: int = Field(ge=0, le=MOST_STEPS)
+    every: int = Field(ge=0, le=MOST_STEPS)  #: After one in so many records it plans even below the trigger; 0: never
     evaluations: int = Field(ge=0, le=MOST_EVALUATIONS)  #: Of the search by seconds, in each decision; 0: balance alone
     costs: Mapping[str, float]  #: Rates that it decides by: the fields of `solvers.flexmoe.Costs`
     schedule: SidecarFile | None = None  #: What it did on the trace it was judged on
@@ -49,6 +48,10 @@ class RebalancingDecision(Decision):
         from ...solvers.flexmoe.costs import Costs
 
         self.start.check(model, cluster)
+        if self.recent is not None and self.recent > self.window:
+            raise InputError(
+                f"rebalancing for {self.recent} of {self.window} records; expected no more than all of them"
+            )
         if not isinstance(self.start.slots_per_device, int) or self.start.replica_rule is not ReplicaRule.QUOTA:
             raise InputError(
                 "rebalancing from unequal slots, or not by quota; expected equal slots per device and quota"

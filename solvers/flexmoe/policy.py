@@ -40,6 +40,8 @@ class Policy:
         if seen.balance <= self.trigger and not (every and turn % every == 0):
             return None
         recent = replace(seen, window=seen.window[-self.recent :])
+        if not recent.window.any():
+            return None
         table = planned(recent, self, self.evaluations * (LONG if every and turn % (every * LONG) == 0 else 1))
         return table if pays(table, seen, self) else None
 

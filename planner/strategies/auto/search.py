@@ -173,7 +173,7 @@ class Search:
         return self.ranked()[0] is not before
 
     def attempt_all(self, several: Sequence[Components]) -> None:
-        """Attempt some in their order; what stands on candidates that are known, workers decide ahead."""
+        """Attempt some in their order. Workers decide ahead those that stand on what is known."""
         ahead = dict[Components, Pending[Candidate]]()
         try:
             for place, components in enumerate(several):
@@ -181,17 +181,20 @@ class Search:
                     ahead = self.begun(several[place:])
                 self.attempt(components, ahead.get(components))
         finally:
-            _search.own = None
+            _of_thread.own = None
             for pending in ahead.values():
                 pending.future.cancel()
 
     def begun(self, several: Sequence[Components]) -> dict[Components, Pending[Candidate]]:
-        """Candidates that workers begin to decide; none before the first is known, by which others are left out."""
+        """Candidates that workers begin to decide; none before the first is known, by which others are left out, and
+        none where time is limited: what is left of it says which are tried.
+        """
         workers = self.task.workers
-        ready = [components for components in several if self.is_ready(components)]
-        if workers is None or workers.size == 1 or not self.tried or not ready:
+        ready = [*dict.fromkeys(components for components in several if self.is_ready(components))]
+        limited = self.params.time_limit_s is not None
+        if workers is None or workers.size == 1 or limited or not self.tried or not ready:
             return {}
-        _search.own, task = self, self.task.portable()  # its own for tasks that run in this process
+        _of_thread.own, task = self, self.task.portable()  # its own for tasks that run in this process
         unread = Search(task, self.params, self.started, key=self.key)
         unread.metric = self.metric
         sent, begun = workers.broadcast(unread), dict[Components, Pending[Candidate]]()
@@ -393,13 +396,13 @@ class CannotGainError(UsageError):
     """A component cannot gain what matters where it stands."""
 
 
-_search = threading.local()  # `own`: the last search of a thread, with all that it has read
+_of_thread = threading.local()  # `own`: the last search of a thread, with all that it has read
 
 
 def _solved_ahead(search: Search, component: Component, base: Candidate | None) -> Candidate:
     """A candidate as a worker decides it, without what its task has read."""
-    own: Search = getattr(_search, "own", None) or search
-    _search.own = own = own if own.key == search.key else search
+    own: Search = getattr(_of_thread, "own", None) or search
+    _of_thread.own = own = own if own.key == search.key else search
     candidate: Candidate = own.solve_component(component, base, is_first=False)
     return replace(candidate, solved=replace(candidate.solved, task=own.task.portable()))
 

@@ -10,7 +10,7 @@ from ...evaluate.price import STEP
 from ...figures import TimeUnit, bytes_text, megabytes, percent
 from ...picture import BLUE, ORANGE, Axis, Line, Plot
 from ..placement_options import PlacementOptions
-from .options import By, Candidate, Choice, Redundancy
+from .options import By, Choice, Redundancy
 
 BY: Mapping[By, str] = {
     "published": "EPLB as published",
@@ -62,7 +62,7 @@ def pictures(plan: Plan, folder: Path, task: object) -> Iterator[Section]:
         y = Axis(f"{WEIGHED_BY[weighed.metric]}, {unit.name}", zero=True)
         drawn.append(Plot("", [Line(extra, [unit.per_s * one for one in times])], x, y, chosen))
     if after := _paid_back(weighed, plan):
-        drawn.insert(0, Text.of(_pays(weighed.chosen, after)))
+        drawn.insert(0, Text.of(_pays(weighed, after)))
         places, tokens = [*after], [*after.values()]
         paid = [Line(places, tokens), Line(places, tokens, shape="dots")]
         drawn.append(Plot("", paid, x, Axis("tokens after which replicas pay", log=True), chosen))
@@ -86,15 +86,19 @@ def _paid_back(weighed: Redundancy, plan: Plan) -> dict[int, float]:
         return {}
     byte_s, tokens, after = max(link.s_per_byte for link in links), plan.evaluation.fit.tokens_per_step, {}
     for row in weighed.candidates[1:]:
-        saved_s, more = fewest.seconds - (row.seconds or 0.0), (row.memory_bytes or 0) - fewest.memory_bytes
+        if row.seconds is None or row.memory_bytes is None:
+            continue
+        saved_s, more = fewest.seconds - row.seconds, row.memory_bytes - fewest.memory_bytes
         if saved_s > 0:
             after[row.redundant] = tokens * byte_s * more / saved_s  # (1)
     return after
 
 
-def _pays(chosen: Candidate, after: Mapping[int, float]) -> str:
-    """After how many tokens the chosen number pays."""
-    number = chosen.redundant
+def _pays(weighed: Redundancy, after: Mapping[int, float]) -> str:
+    """Sentence that says after how many tokens the chosen number pays."""
+    number = weighed.chosen.redundant
+    if number == weighed.candidates[0].redundant:
+        return f"{number:,} redundant experts are chosen, the fewest that were weighed."
     if number not in after:
         return f"{number:,} redundant experts, chosen here, save no time over the fewest that were weighed."
     return (

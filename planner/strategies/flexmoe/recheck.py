@@ -32,7 +32,8 @@ def recheck(plan: Plan, again: Recheck | None, certificate: Certificate) -> None
     claimed = goal.objective.name, goal.objective.sense, goal.bound, goal.bound_kind
     if claimed != ("window_balance", "min", 1.0, "mean load"):
         raise CertificationError(
-            f"objective {goal.objective.sense} {goal.objective.name}; expected min window_balance, above the mean load"
+            f"objective {goal.objective.sense} {goal.objective.name} above {goal.bound} ({goal.bound_kind});"
+            " expected min window_balance above 1.0 (mean load)"
         )
     if again is None or decision.schedule is None:
         return

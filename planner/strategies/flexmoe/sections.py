@@ -69,7 +69,8 @@ def remarks(plan: Plan, part: Part) -> Iterator[str]:
         words += f"; the plan's start, kept, does {how}: parallelize(model, plan, schedule={{}})"
     yield words
     if decision.stays:
-        yield "replicas stay: every policy that was tried took longer on the fitted steps"
+        worse = "took longer" if options.timed else "was less even"
+        yield f"replicas stay: every policy that was tried {worse} on the fitted steps"
     else:
         yield (
             f"a layer is looked at where its busiest device had over {percent(decision.trigger - 1)} more than the"
@@ -92,7 +93,7 @@ def sections(plan: Plan, width: int) -> Iterator[Section]:
     searches = decision.method == "search"
     over = f", over the last {decision.window} recorded ones" if decision.recent else ""
     pays = f"; a move must pay within {decision.horizon_steps:g} steps{over}" if searches else ""
-    empty = ", which later steps may leave empty" if searches else ""
+    empty = ", which later steps may leave empty" if searches and not decision.stays else ""
     lines = [
         "policy    replicas stay"
         if decision.stays

@@ -224,8 +224,10 @@ class _Candidate:
 
 
 def _chosen(task: Task, params: FlexmoeParams, pairs: Pairs) -> tuple[_Candidate, dict[str, float]]:
-    """Slots and horizon, as asked for, else best on the fitted steps, and by how many records a move must pay, or
-    whether replicas do better that stay; and the figures of all that were tried.
+    """The candidate of least figure on the fitted steps, and the figure of each that was tried.
+
+    Tried in turn: slots, horizon, then the records over which a move must pay, beside a start that is kept. What was
+    asked for is not tried.
     """
     model, devices, scene = task.model, task.request.cluster.num_devices, task.scene
     group, record_steps = scene.cluster.devices_per_node, scene.record_steps

@@ -39,7 +39,7 @@ from moeplan.solvers.outcome import Status
 from moeplan.traces.reader import Trace
 from moeplan.traces.schema import PHASES, TokenBatch
 from moeplan.traces.split import fitted
-from moeplan.workers import opened
+from moeplan.workers import Workers, opened
 from tests.builders import known
 from tests.planner.makers import (
     assert_refused,
@@ -79,13 +79,20 @@ def plan(trace: Trace, profile: Path) -> Any:
 
 
 def test_the_plan_is_the_same_where_processes_try_candidates(trace: Trace, profile: Path, plan: Any) -> None:
-    here = list[Component]()
+    here, submit, sent = list[Component](), Workers.submit, list[tuple[Component, ...]]()
+
+    def submitted(workers: Workers, task: Any, search: Any, component: Component, base: Candidate | None) -> Any:
+        sent.append((*(base.components if base else ()), component))
+        return submit(workers, task, search, component, base)
+
     with opened("2") as workers, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Search, "solve_component", noting(Search.solve_component, here))
+        patch.setattr(Workers, "submit", submitted)
         again: Any = solve.make(request(trace, "auto", profile=profile), workers=workers).plan
     assert (again.decisions, again.evaluation, again.verdict) == (plan.decisions, plan.evaluation, plan.verdict)
     assert auto_of(again) == auto_of(plan)
     assert len(here) < len(auto_of(plan).tried) / 2
+    assert len(sent) == len({*sent}) > 2
 
 
 def noting(solve_component: Any, tried: list[Any]) -> Any:
