@@ -37,6 +37,7 @@ UNCHECKED = (
     ("options", "pipeline", "joint"),
     ("options", "pipeline", "full_duplex"),
     ("inputs", "trace", "split", "fit_fraction"),
+    ("options", "rebalancing", "tried"),
     *(("decisions", "rebalancing", name) for name in ("trigger", "window", "every", "evaluations")),
 )
 

@@ -387,7 +387,8 @@ def test_transitions_are_parted_by_devices_and_replicas_are_not_drawn(make_trace
     trace = make_trace(samples=60)
     plan = planned(trace, "exflow", "2x2")
     task = recount(plan, trace.path, keep=True).task
-    today, ours, *_ = pictures_in(next(strategy("exflow").pictures(plan, tmp_path, task)))
+    *_, section = strategy("exflow").pictures(plan, tmp_path, task)
+    today, ours, *_ = pictures_in(section)
     assert today.borders == ours.borders == [2, 4, 6]
     counts = count(trace, pairs="top1").transitions[0]
     order = [np.argsort(plan.placement.holds(layer).argmax(axis=1), kind="stable") for layer in (0, 1)]
@@ -396,7 +397,7 @@ def test_transitions_are_parted_by_devices_and_replicas_are_not_drawn(make_trace
         np.testing.assert_allclose(picture.table, shares)
     uneven = make_trace(samples=60, experts=6)  # in eight slots
     plan = planned(uneven, "exflow", "2x2")
-    (section,) = strategy("exflow").pictures(plan, tmp_path, recount(plan, uneven.path, keep=True).task)
+    *_, section = strategy("exflow").pictures(plan, tmp_path, recount(plan, uneven.path, keep=True).task)
     assert "not drawn" in section.body[0].lines[0]  # type: ignore[union-attr]
 
 

@@ -25,7 +25,7 @@ from moeplan.planner.solve import Decided, decide, judge, plan_and_today, task_f
 from moeplan.planner.strategies.auto import AutoParams, search, sections
 from moeplan.planner.strategies.auto.candidate import Candidate, Component, Components
 from moeplan.planner.strategies.auto.options import AutoOptions
-from moeplan.planner.strategies.auto.search import Search
+from moeplan.planner.strategies.auto.search import Search, _solved_ahead
 from moeplan.planner.strategies.exflow.strategy import Exflow
 from moeplan.planner.strategies.luffy.strategy import Luffy
 from moeplan.planner.strategies.registry import STRATEGIES, strategy
@@ -81,9 +81,11 @@ def plan(trace: Trace, profile: Path) -> Any:
 def test_the_plan_is_the_same_where_processes_try_candidates(trace: Trace, profile: Path, plan: Any) -> None:
     here, submit, sent = list[Component](), Workers.submit, list[tuple[Component, ...]]()
 
-    def submitted(workers: Workers, task: Any, search: Any, component: Component, base: Candidate | None) -> Any:
-        sent.append((*(base.components if base else ()), component))
-        return submit(workers, task, search, component, base)
+    def submitted(workers: Workers, task: Any, *args: Any) -> Any:
+        if task is _solved_ahead:
+            _, component, base = args
+            sent.append((*(base.components if base else ()), component))
+        return submit(workers, task, *args)
 
     with opened("2") as workers, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Search, "solve_component", noting(Search.solve_component, here))

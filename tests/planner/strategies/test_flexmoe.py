@@ -485,7 +485,7 @@ def test_on_several_nodes_those_come_first_that_no_other_node_holds() -> None:
     assert filled(tables, np.array([[1, 3, 90, 4, 5]]), 2).tolist() == [[[0, 1], [1, 2], [2, 3], [4, 2]]]
 
 
-@pytest.mark.parametrize(("settings", "trials"), [({}, 4), ({"slots": 3}, 3), ({"horizon": 30.0}, 2)])
+@pytest.mark.parametrize(("settings", "trials"), [({}, 7), ({"slots": 3}, 6), ({"horizon": 30.0}, 5)])
 def test_progress_tells_which_trial_of_how_many_it_is(tmp_path: Path, settings: dict[str, Any], trials: int) -> None:
     told = list[str]()
     trace = counted_run(tmp_path / "t", drifting(steps=6))
