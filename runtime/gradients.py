@@ -1,6 +1,7 @@
 """Spread experts in a training loop: their parameters, and the norm of all gradients."""
 
 import weakref
+from collections.abc import Callable
 from typing import TypeVar, cast
 
 import torch
@@ -8,12 +9,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..errors import UsageError
 from .engine.layer import ParallelExperts
 
 T = TypeVar("T")
+Owner = TypeVar("Owner")
 
 
 def spread_experts(model: nn.Module) -> dict[str, ParallelExperts]:
@@ -53,13 +55,28 @@ def collect(model: nn.Module) -> None:
 
 def collect_before_steps(model: nn.Module) -> None:
     """Let no optimizer take a step while gradients of replicas are put off: `collect` before it."""
-    here = weakref.ref(model)
+    at_steps(model, before=lambda there, _: collect(there))
 
-    def before_step(*_unused: object) -> None:
-        if (there := here()) is not None:
-            collect(there)
 
-    weakref.finalize(model, register_optimizer_step_pre_hook(before_step).remove)
+def at_steps(
+    owner: Owner,
+    *,
+    before: Callable[[Owner, Optimizer], object],
+    after: Callable[[Owner, Optimizer], object] | None = None,
+) -> None:
+    """Call these before and after every step of any optimizer, while their owner lives."""
+    here = weakref.ref(owner)
+
+    def hook(function: Callable[[Owner, Optimizer], object]) -> Callable[..., None]:
+        def at_step(optimizer: Optimizer, *_unused: object) -> None:
+            if (there := here()) is not None:
+                function(there, optimizer)
+
+        return at_step
+
+    weakref.finalize(owner, register_optimizer_step_pre_hook(hook(before)).remove)
+    if after is not None:
+        weakref.finalize(owner, register_optimizer_step_post_hook(hook(after)).remove)
 
 
 def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:

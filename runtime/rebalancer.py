@@ -15,30 +15,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer
 
 from ..errors import MismatchError, UsageError
 from ..solvers.arrays import Ints
 from ..solvers.cost import inter_ratio
 from .engine.gather import all_gather, gathered, together
-from .engine.layer import ParallelExperts, rebind
+from .engine.layer import ParallelExperts, change_of, rebind
 from .engine.layer_placement import LayerPlacement
 from .engine.loads import Loads
-from .engine.rebinding import states_of
+from .engine.rebinding import Moving, states_of
 from .engine.watch import naming_lost_ranks
+from .gradients import at_steps
 from .plan import Plan
-from .rebalancing import (
-    EMPTY,
-    Schedule,
-    State,
-    array_of,
-    check_state,
-    checked_schedule,
-    owners_hold,
-    placement_of,
-    policy_of,
-    tables_of,
-)
+from .rebalancing import EMPTY, Schedule, checked_schedule, owners_hold, placement_of, policy_of, tables_of
+from .rebalancing_state import State, array_of, check_state
 
 if TYPE_CHECKING:
     from ..solvers.flexmoe import Operation
@@ -57,8 +48,10 @@ class Rebalancer:
     """The placements of a model in training, which its plan's policy changes as the load does.
 
     The token-expert pairs of one step in `record_steps` are a record. Rank l mod D decides the table of layer l in a
-    thread, while the next step runs. Once the optimizer has taken that step, ranks tell each other the tables and take
-    them. So all hold the same ones, and the same counts lead to the same tables at the same steps.
+    thread, while the next step runs. Once the optimizer has taken that step, ranks tell each other the tables. Experts
+    that change their owner travel while one more step runs, and their gradients before its optimizer; then all take the
+    tables. So all hold the same ones, and the same counts lead to the same tables at the same steps. Tables of a
+    schedule are taken at their step, and training waits for moves.
 
     Parameters
     ----------
@@ -103,6 +96,8 @@ class Rebalancer:
         self.step, self.moved, self.planning_s = 0, 0, 0.0
         self.tables, self.balance = tables_of(placement), np.ones(len(blocks))
         self._decided_last, self._moves_per_step = self.tables.copy(), moves_per_step
+        self._coming = list[int]()  # layers that take tables decided last with the next step
+        self._moving: Moving | None = None  # their experts, where they are on their way
         self.operations: list[Operation] = []
         self._rule, self._costs = policy_of(decision)
         self._records, self._record_steps = 0, decision.record_steps
@@ -122,7 +117,7 @@ class Rebalancer:
         if self._schedule is not None:
             self._decided_last = self._schedule.get(0, self.tables).copy()
             self._take(None)
-        _call_after_steps(self)
+        at_steps(self, before=Rebalancer.before_step, after=Rebalancer.after_step)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # a copy of the model follows nothing
@@ -132,7 +127,20 @@ class Rebalancer:
         """Every change of a table: the first step that ran under the new one, and the layer."""
         return sorted({(one.record, one.layer) for one in self.operations})
 
-    # After a step
+    # Around a step
+
+    @naming_lost_ranks()
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Let experts arrive that travelled while the step ran; a collective call before the optimizer takes it.
+
+        Raises
+        ------
+        UsageError, MismatchError
+            As `rebind`, or as `Moving.arrive`.
+        """
+        if self._coming and self._is_of_experts(optimizer):
+            self._hold(self._coming, self.step + 1, optimizer, self._moving)
+            self._coming, self._moving = [], None
 
     @naming_lost_ranks()
     def after_step(self, optimizer: Optimizer) -> None:
@@ -161,22 +169,14 @@ class Rebalancer:
             none = np.zeros((self.num_experts, self.tables.shape[1]), np.int64)
             self._window.append(np.stack([none if load.pairs is None else load.pairs for load in loads]))
             self._records += 1
-            if np.array_equal(self.tables, self._decided_last):
+            if self._waiting <= {*self._coming}:
                 self._decide()
         for load in loads:
             load.clear()
 
     def _trains(self, optimizer: Optimizer, waiting: int) -> bool:
         """Check whether an optimizer holds experts' parameters, or all are frozen; so many forwards wait for a step."""
-        if optimizer in self._holders:
-            return True
-        trained = {id(own) for block in self.blocks for own in block.parameters() if own.requires_grad}
-        if any(id(own) in trained for group in optimizer.param_groups for own in group["params"]):
-            tables = None if self._schedule is None else self._schedule.values()
-            if tables is None or not all(owners_hold(one, self._owners).all() for one in tables):
-                states_of([block.weights for block in self.blocks], self.group, optimizer)  # refused now, not at a move
-            self._holders.add(optimizer)
-        if not trained or optimizer in self._holders:
+        if self._is_of_experts(optimizer):
             return True
         if self.step == 0 and self._strangers.get(optimizer, waiting) < waiting:
             raise UsageError(
@@ -185,6 +185,18 @@ class Rebalancer:
             )
         self._strangers[optimizer] = waiting
         return False
+
+    def _is_of_experts(self, optimizer: Optimizer) -> bool:
+        """Check whether an optimizer holds experts' parameters, or all are frozen."""
+        if optimizer in self._holders:
+            return True
+        trained = {id(own) for block in self.blocks for own in block.parameters() if own.requires_grad}
+        if any(id(own) in trained for group in optimizer.param_groups for own in group["params"]):
+            tables = None if self._schedule is None else self._schedule.values()
+            if tables is None or not all(owners_hold(one, self._owners).all() for one in tables):
+                states_of([block.weights for block in self.blocks], self.group, optimizer)  # refused now, not at a move
+            self._holders.add(optimizer)
+        return not trained or optimizer in self._holders
 
     def _told(self, tables: Sequence[Ints]) -> Ints:
         """The tables of all layers `[L, D, S]`, from those that each rank decided; a collective call."""
@@ -201,32 +213,65 @@ class Rebalancer:
         told: Ints = by_layer[: len(self.blocks)].cpu().numpy().astype(np.int64)
         return told
 
-    def _take(self, optimizer: Optimizer | None) -> None:
-        """Hold the experts as the tables decided last say, as many layers as may change now; a collective call."""
-        from ..solvers.flexmoe.follow import operations
+    @property
+    def _waiting(self) -> set[int]:
+        """The layers that do not hold what was decided last."""
+        return {*np.flatnonzero((self._decided_last != self.tables).any(axis=(1, 2))).tolist()}
+
+    def _owner(self, layer: int) -> Ints:
+        """The owners of a layer's experts `[E]` once it holds what was decided last."""
         from ..solvers.flexmoe.state import holds, homes_after
 
-        tables, owners, moving = self._decided_last, dict[int, Ints](), 0
-        done: list[Operation] = []
-        for layer in np.flatnonzero((tables != self.tables).any(axis=(1, 2))).tolist():
-            before, after = (holds(one[layer], self.num_experts) for one in (self.tables, tables))
-            owner = self.blocks[layer].placement.owner
-            new = homes_after(owner, after, self.devices_per_node)
-            moves = int((new != owner).sum())
+        held = holds(self._decided_last[layer], self.num_experts)
+        return homes_after(self.blocks[layer].placement.owner, held, self.devices_per_node)
+
+    def _take(self, optimizer: Optimizer | None) -> None:
+        """Take the tables decided last, with as many changes of owners as there may be now; a collective call.
+
+        Under a policy they hold after the next step, while which experts travel.
+        """
+        taken, leaving, moving = list[int](), list[int](), 0
+        for layer in sorted(self._waiting):
+            moves = int((self._owner(layer) != self.blocks[layer].placement.owner).sum())
             if moving and moves and self._moves_per_step is not None and moving + moves > self._moves_per_step:
                 continue  # after a later step
-            owners[layer], moving = new, moving + moves
-            done += operations(before, after, self.step, layer, self.devices_per_node)
-        if owners:
-            self._rebind(tables, owners, optimizer)
-            self.operations, self.moved = self.operations + done, self.moved + moving
+            taken.append(layer)
+            leaving += [layer] * bool(moves)
+            moving += moves
+        if self._schedule is not None:
+            self._hold(taken, self.step, optimizer)
+            return
+        changes = [change_of(self.blocks[layer], self._owner(layer)) for layer in leaving]
+        self._moving = Moving.start(changes, self.group, optimizer) if changes else None
+        later = leaving[len(self._moving.changes) :] if self._moving else []
+        self._coming = [layer for layer in taken if layer not in later]
+
+    def _hold(
+        self, layers: Sequence[int], step: int, optimizer: Optimizer | None, moving: Moving | None = None
+    ) -> None:
+        """Let layers hold from a step on what was decided last; a collective call."""
+        from ..solvers.flexmoe.follow import operations
+        from ..solvers.flexmoe.state import holds
+
+        if not layers:
+            return
+        done: list[Operation] = []
+        owners = {layer: self._owner(layer) for layer in layers}
+        for layer in layers:
+            before, after = (holds(one[layer], self.num_experts) for one in (self.tables, self._decided_last))
+            done += operations(before, after, step, layer, self.devices_per_node)
+        moved = sum(int((new != self.blocks[layer].placement.owner).sum()) for layer, new in owners.items())
+        self._rebind(self._decided_last, owners, optimizer, moving)
+        self.operations, self.moved = self.operations + done, self.moved + moved
 
     @property
     def _owners(self) -> Ints:
         """The device that owns each expert, `[L, E]`."""
         return np.stack([block.placement.owner for block in self.blocks])
 
-    def _rebind(self, tables: Ints, owners: Mapping[int, Ints], optimizer: Optimizer | None) -> None:
+    def _rebind(
+        self, tables: Ints, owners: Mapping[int, Ints], optimizer: Optimizer | None, moving: Moving | None = None
+    ) -> None:
         """Let layers hold what tables `[L, D, S]` say, by owners `[E]`; a collective call."""
         changes = []
         for layer, owner in owners.items():
@@ -242,20 +287,20 @@ class Rebalancer:
                 counted=True,
             )
             changes.append((block, place))
-        rebind(changes, optimizer)
+        rebind(changes, optimizer, moving)
         self.tables[[*owners]] = tables[[*owners]]
 
     # The decision
 
     def _decide(self) -> None:
-        """Begin to decide the tables of this rank's layers from what is known now."""
+        """Begin to decide the tables that follow those decided last, of this rank's layers."""
         mine = range(dist.get_rank(self.group), len(self.blocks), dist.get_world_size(self.group))
         known = [
             _Known(
                 layer,
                 np.stack([record[layer] for record in self._window])[:, None],
-                self.tables[layer].copy(),
-                self.blocks[layer].placement.owner,
+                self._decided_last[layer].copy(),
+                self._owner(layer),
             )
             for layer in mine
         ]
@@ -282,6 +327,7 @@ class Rebalancer:
             "deciding": self._deciding is not None,
             "tables": torch.from_numpy(self.tables.copy()),
             "decided_last": torch.from_numpy(self._decided_last.copy()),
+            "coming": [*self._coming],
             "owners": torch.from_numpy(self._owners),
             "window": [torch.from_numpy(record) for record in self._window],
             "balance": torch.from_numpy(self.balance),
@@ -312,9 +358,12 @@ class Rebalancer:
             self._check_step_done()
             check_state(state, self.tables, self.num_experts)
         tables, owners, decided = (array_of(state[name]) for name in ("tables", "owners", "decided_last"))
-        self._agree(repr((state["step"], tables.tolist(), owners.tolist(), decided.tolist())), "state")
+        self._agree(repr((state["step"], tables.tolist(), owners.tolist(), decided.tolist(), state["coming"])), "state")
+        if self._moving is not None:
+            self._moving.exchange.pending.wait()
         self._rebind(tables, dict(enumerate(owners)), optimizer)
         self._decided_last = decided.copy()
+        self._coming, self._moving = [*state["coming"]], None  # they move before the next step, at once
         self.step, self._records, self.moved = state["step"], state["records"], state["moved"]
         self.balance, self.planning_s = array_of(state["balance"]), state["planning_s"]
         self.operations = [Operation(*one) for one in state["operations"]]
@@ -341,14 +390,3 @@ class Rebalancer:
         held = gathered(hashlib.sha256(value.encode()).hexdigest(), self.group)
         if others := [rank for rank, one in enumerate(held) if one != held[0]]:
             raise MismatchError(f"rank {others[0]} holds another {what} of rebalancing than rank 0; give all the same")
-
-
-def _call_after_steps(rebalancer: Rebalancer) -> None:
-    """Call `after_step` of a rebalancer after every step of any optimizer, while it lives."""
-    here = weakref.ref(rebalancer)
-
-    def after_step(optimizer: Optimizer, *_unused: object) -> None:
-        if (there := here()) is not None:
-            there.after_step(optimizer)
-
-    weakref.finalize(rebalancer, register_optimizer_step_post_hook(after_step).remove)

@@ -1,29 +1,25 @@
-"""The policy by which a plan's replicas follow the load, its tables, and what a training keeps of both.
+"""The policy by which a plan's replicas follow the load, and its tables.
 
 Legend: L MoE layers; E experts; D devices; S slots of a device.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from ..errors import InputError, MismatchError
+from ..errors import InputError
 from ..solvers.arrays import Bools, Ints
 from ..solvers.placement import Placement, ReplicaRule
 from .decisions import RebalancingDecision
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ..solvers.flexmoe import Costs, Decide
 
 Schedule = Mapping[int, ArrayLike]
 
 EMPTY = -1  # in a slot that holds no expert
-MOST = 2**62  # of what is counted
-OPERATION = 6  # fields of one
 
 
 def policy_of(decision: RebalancingDecision) -> "tuple[Decide, Costs]":
@@ -97,77 +93,3 @@ def checked_schedule(schedule: Schedule, start: Placement) -> dict[int, Ints]:
             except InputError as error:
                 raise InputError(f"schedule, step {step}, layer {layer}: {error}") from None
     return {step: table.astype(np.int64) for step, table in tables.items()}
-
-
-class State(TypedDict):
-    """State of a rebalancer between two steps; fields as its attributes, where it has these."""
-
-    step: int
-    records: int  #: Seen so far
-    deciding: bool  #: Whether the tables after the last record are still to be told
-    tables: "Tensor"
-    decided_last: "Tensor"  #: Tables that some layers may still have to take
-    owners: "Tensor"  #: The device that owns each expert, `[L, E]`
-    window: "list[Tensor]"  #: The last records `[L, E, D]`, the latest last
-    balance: "Tensor"
-    operations: list[tuple[Any, ...]]
-    moved: int
-    planning_s: float
-
-
-def array_of(value: Any) -> NDArray[Any]:
-    """Numbers of a tensor, on whatever device it is, or of rows; MismatchError where these have no shape."""
-    try:
-        return np.asarray(value.cpu() if hasattr(value, "cpu") else value)
-    except ValueError as error:
-        raise MismatchError(f"a state of rebalancing with numbers of no shape ({error})") from None
-
-
-def check_state(state: State, like: Ints, num_experts: int) -> None:
-    """Refuse a state of other sizes than tables `[L, D, S]`, or that breaks a rule, with MismatchError."""
-    if lacking := State.__required_keys__ - state.keys():
-        raise MismatchError(f"a state of rebalancing without {min(lacking)}; expected one of state_dict()")
-    values: dict[str, Any] = {**state}
-    if not isinstance(window := values["window"], list | tuple):
-        raise MismatchError(f"a state of rebalancing with window {window!r:.40}; expected one of state_dict()")
-    counts = dict.fromkeys(("step", "records", "moved", "planning_s"), MOST)
-    for name, most in {**counts, "deciding": len(window)}.items():
-        kind = int | float if name == "planning_s" else int
-        if not isinstance(values[name], kind) or not 0 <= values[name] <= most:
-            raise MismatchError(
-                f"a state of rebalancing with {name} {values[name]!r:.40}; expected one of state_dict()"
-            )
-    layers, devices, _ = like.shape
-    expected: list[tuple[str, Any, tuple[int, ...], int, int]] = [
-        *((name, values[name], like.shape, EMPTY, num_experts - 1) for name in ("tables", "decided_last")),
-        ("owners", state["owners"], (layers, num_experts), 0, devices - 1),
-        *(("a record of window", record, (layers, num_experts, devices), 0, MOST) for record in window),
-    ]
-    for name, value, shape, least, most in expected:
-        numbers = array_of(value)
-        alike = numbers.shape == shape and numbers.dtype.kind == "i"
-        if not alike or numbers.min() < least or numbers.max() > most:
-            found = f", {numbers.min()} to {numbers.max()}" if alike else ""
-            raise MismatchError(
-                f"a state of rebalancing with {name} {[*numbers.shape]} of {numbers.dtype}{found}; expected whole"
-                f" numbers {[*shape]} from {least}{'' if most == MOST else f' to {most}'}: load it under its plan"
-            )
-    for name in ("tables", "decided_last"):
-        for layer, table in enumerate(array_of(values[name])):
-            try:
-                placement_of(table, num_experts)
-            except InputError as error:
-                raise MismatchError(f"a state of rebalancing with {name}, layer {layer}: {error}") from None
-    balance, operations = array_of(values["balance"]), values["operations"]
-    if balance.shape != (layers,) or balance.dtype.kind != "f" or not np.isfinite(balance).all():
-        raise MismatchError(
-            f"a state of rebalancing with balance {[*balance.shape]} of {balance.dtype}; expected {layers} numbers"
-        )
-    if not isinstance(operations, list | tuple) or any(len(one) != OPERATION for one in operations):
-        raise MismatchError(f"a state of rebalancing with operations {operations!r:.40}; expected rows of {OPERATION}")
-    owners = array_of(state["owners"])
-    for layer, expert in np.argwhere(~owners_hold(array_of(state["tables"]), owners)):
-        raise MismatchError(
-            f"a state of rebalancing with device {owners[layer, expert]} as owner of expert {expert} of layer {layer};"
-            " expected one that holds it in tables"
-        )

@@ -19,6 +19,7 @@ from .active import load_plan
 from .gradients import clip_grad_norm_
 from .parallel import ReplicaMemory, parallelize
 from .plan import Plan
+from .rebalancing import Schedule
 from .whole import full_optimizer_state, full_state_dict, keep_held
 
 if TYPE_CHECKING:
@@ -37,16 +38,26 @@ class PlanCallback(TrainerCallback, ExportableState):
     ----------
     plan
         By default the one that `load_plan` finds; carried out with standard dispatch.
-    moves_per_step, replica_memory
+    schedule, moves_per_step, replica_memory
         As `parallelize` takes them.
     """
 
     model: "ExpertParallelModel"  #: What `parallelize` made of the Trainer's model
 
     def __init__(
-        self, plan: Plan | None = None, *, moves_per_step: int | None = None, replica_memory: ReplicaMemory = "resident"
+        self,
+        plan: Plan | None = None,
+        *,
+        schedule: Schedule | None = None,
+        moves_per_step: int | None = None,
+        replica_memory: ReplicaMemory = "resident",
     ) -> None:
-        self.plan, self.moves_per_step, self.replica_memory = plan, moves_per_step, replica_memory
+        self.plan = plan
+        self._options: dict[str, Any] = {
+            "schedule": schedule,
+            "moves_per_step": moves_per_step,
+            "replica_memory": replica_memory,
+        }
         self._max_norm, self._norm, self._ended = math.inf, torch.zeros(()), False
         self._whole: dict[str, Tensor] | None = None
 
@@ -74,9 +85,7 @@ class PlanCallback(TrainerCallback, ExportableState):
                 f"condensation by schedule {condensation.schedule} under the Trainer, which tells no plan each step's"
                 " loss; solve without --condense-schedule, or write the loop yourself"
             )
-        self.model = parallelize(
-            kwargs["model"], plan, moves_per_step=self.moves_per_step, replica_memory=self.replica_memory
-        )
+        self.model = parallelize(kwargs["model"], plan, **self._options)
         self._max_norm, args.max_grad_norm = args.max_grad_norm or math.inf, 0.0  # the Trainer's is of one rank
         self.model.model.save_pretrained = self._save_pretrained  # type: ignore[assignment]
 

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from ...errors import UsageError
 from ...profilers.routed import applied, partial_sums
 from ...profilers.stopwatch import lap
+from ...solvers.arrays import Ints
 from ..wire import Wire
 from .chunks import Chunks
 from .condenser import Condenser
 from .copies import Copies, select, select_buffers
 from .layer_placement import LayerPlacement
 from .loads import Counts, Loads
-from .rebinding import Change, move_experts
+from .rebinding import Change, Moving, move_experts
 from .traffic import Sent, Traffic
 from .trip import Trip
 from .uncompiled import uncompiled
@@ -317,7 +318,9 @@ class ParallelExperts(nn.Module):
 
 @naming_lost_ranks()
 def rebind(
-    changes: Sequence[tuple[ParallelExperts, LayerPlacement]], optimizer: torch.optim.Optimizer | None = None
+    changes: Sequence[tuple[ParallelExperts, LayerPlacement]],
+    optimizer: torch.optim.Optimizer | None = None,
+    moving: Moving | None = None,
 ) -> None:
     """Let layers hold the experts of other placements from the next forward on; a collective call between two steps.
 
@@ -329,6 +332,8 @@ def rebind(
     ----------
     optimizer
         The one that has a state of the experts; None: there is none, as under plain SGD.
+    moving
+        These experts, where they are on their way already.
 
     Raises
     ------
@@ -342,10 +347,16 @@ def rebind(
         )
     for block, _ in changes:
         block.weights.collect()
-    moves = [Change(block.weights, block.placement.owner, place.owner) for block, place in changes]
-    if moves:
-        move_experts(moves, changes[0][0].group, optimizer)
+    if moving is not None:
+        moving.arrive(changes[0][0].group, optimizer)
+    elif changes:
+        move_experts([change_of(block, place.owner) for block, place in changes], changes[0][0].group, optimizer)
     for block, place in changes:
         block.weights.take(place)
         block.placement = place
         block._count_held()
+
+
+def change_of(block: ParallelExperts, owner_E: Ints) -> Change:
+    """The change of a layer's experts to other owners, int64 `[E]`."""
+    return Change(block.weights, block.placement.owner, owner_E)

@@ -7,6 +7,7 @@ import functools
 import inspect
 import itertools
 import math
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,13 +21,14 @@ from ...errors import MismatchError, UsageError
 from ...solvers.arrays import Ints
 from .gather import gathered
 from .payload import Columns
-from .route import Route
+from .route import Pending, Route
 from .weights import Weights
 
 #: Optimizers of which every element of a state belongs to one element of the parameter
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adagrad", "Adamax", "RMSprop", "Adadelta")
 
 ROUND_BYTES = 1 << 30  # of rows that travel at once, over all ranks; those of a layer do in any case
+_beside_groups = weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup]()
 
 
 class Change(NamedTuple):
@@ -102,18 +104,92 @@ def move_experts(
     if not changes:
         return
     layers = [one.weights for one in changes]
-    kinds = states_of(layers, group, optimizer), _gradients(layers, group)
-    stacked = [
-        [*_parameters(weights), *gradients, *states] for weights, states, gradients in zip(layers, *kinds, strict=True)
-    ]
+    states, (gradients, _) = states_of(layers, group, optimizer), _gradients(layers, group)
+    stacked = [[*_parameters(one), *rows, *kept] for one, rows, kept in zip(layers, gradients, states, strict=True)]
+    _move(changes, stacked, group)
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """Experts on their way to other owners while a step runs under those of before.
+
+    Nothing but that step's optimizer changes their parameters and states, so these travel as they were before it;
+    gradients follow when they are known.
+
+    Parameters
+    ----------
+    changes
+        The layers whose experts are on their way.
+    """
+
+    changes: list[Change]
+    exchange: "_Exchange"
+
+    @classmethod
+    @torch.no_grad()
+    def start(
+        cls, changes: Sequence[Change], group: dist.ProcessGroup | None, optimizer: torch.optim.Optimizer | None
+    ) -> "Moving":
+        """Send parameters and states, of the first of these layers that `ROUND_BYTES` lets travel together.
+
+        A collective call that does not wait.
+
+        Parameters
+        ----------
+        changes
+            Layers of which every one has an expert that changes its owner.
+
+        Raises
+        ------
+        UsageError, MismatchError
+            As in `move_experts`.
+        """
+        layers = [one.weights for one in changes]
+        states = states_of(layers, group, optimizer)
+        stacked = [[*_parameters(one), *kept] for one, kept in zip(layers, states, strict=True)]
+        some = next(_rounds(changes, stacked))
+        first = [changes[at] for at in some]
+        return cls(first, _Exchange.start(first, [stacked[at] for at in some], _beside(group)))
+
+    @torch.no_grad()
+    def arrive(self, group: dist.ProcessGroup | None, optimizer: torch.optim.Optimizer | None) -> None:
+        """Let the experts have their new owners, gradients included; a collective call before an optimizer's step.
+
+        Where a parameter or state that was sent has changed since, as by a checkpoint, all are sent again.
+        """
+        layers = [one.weights for one in self.changes]
+        stacked = [[*_parameters(one), *_states(one, optimizer)] for one in layers]
+        gradients, changed = _gradients(layers, group, changed=not self.exchange.carries(stacked))
+        if changed:
+            self.exchange.pending.wait()
+            move_experts(self.changes, group, optimizer)
+            return
+        self.exchange.place(stacked)
+        _move(self.changes, gradients, group)
+
+
+def _beside(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """A group of the same ranks, on which rows travel while a step uses the other; a collective call."""
+    whole = dist.group.WORLD if group is None else group
+    assert whole is not None
+    if whole not in _beside_groups:
+        ranks, backend = dist.get_process_group_ranks(whole), dist.get_backend(whole)
+        _beside_groups[whole] = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
+    return _beside_groups[whole]
+
+
+def _move(changes: Sequence[Change], stacked: Sequence[Sequence["_Stacked"]], group: dist.ProcessGroup | None) -> None:
+    """Exchange rows and put them in place, no more than `ROUND_BYTES` at once."""
     for some in _rounds(changes, stacked):
-        _move([changes[at] for at in some], [stacked[at] for at in some], group)
+        rows = [stacked[at] for at in some]
+        if rows[0]:
+            _Exchange.start([changes[at] for at in some], rows, group).place(rows)
 
 
 def _rounds(changes: Sequence[Change], stacked: Sequence[Sequence["_Stacked"]]) -> Iterator[list[int]]:
     """Layers whose rows travel together, by number: rows alike, of so many bytes; the same on all ranks."""
     some, size = list[int](), 0
-    columns = [Columns.of(*map(_flat, layer)) for layer in stacked]
+    columns = [_columns(layer) for layer in stacked]
     for at, (change, kinds) in enumerate(zip(changes, columns, strict=True)):
         more = int((change.before != change.after).sum()) * sum(kinds.sizes)
         if some and (kinds != columns[some[0]] or size + more > ROUND_BYTES):
@@ -123,25 +199,53 @@ def _rounds(changes: Sequence[Change], stacked: Sequence[Sequence["_Stacked"]]) 
     yield some
 
 
-def _move(changes: Sequence[Change], stacked: Sequence[Sequence["_Stacked"]], group: dist.ProcessGroup | None) -> None:
-    """Exchange the rows of layers whose rows are alike."""
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    moves = [Moves.between(one.before, one.after, rank=rank, size=size) for one in changes]
-    rows, device = [[_flat(one) for one in layer] for layer in stacked], stacked[0][0].rows.device
-    columns, packed = Columns.of(*rows[0]), []
-    for row_OW, move in zip(rows, moves, strict=True):
-        sent_n = torch.tensor(move.sent_rows, dtype=torch.int64, device=device)
-        packed.append(columns.pack(*(row[sent_n] for row in row_OW)))
-    route = Route([move.sent for move in moves], [move.received for move in moves], group)
-    arrived = route.start(torch.cat(packed), range(len(moves))).wait()
-    for layer, row_OW, move, row_nB in zip(stacked, rows, moves, arrived, strict=True):
-        order_O = torch.tensor(move.order, dtype=torch.int64, device=device)
-        for one, row, came in zip(layer, row_OW, columns.unpack(row_nB), strict=True):
-            after = torch.cat([row, came])[order_O].reshape(len(order_O), *one.rows.shape[1:])
-            if len(after) == len(one.rows):
-                one.rows.copy_(after)
-            else:
-                one.replace(after)
+class _Exchange(NamedTuple):
+    """Rows of layers, alike in all, under way."""
+
+    moves: list[Moves]
+    columns: Columns
+    packed: Tensor
+    pending: Pending
+
+    @classmethod
+    def start(
+        cls, changes: Sequence[Change], stacked: Sequence[Sequence[_Stacked]], group: dist.ProcessGroup | None
+    ) -> "_Exchange":
+        """Send them; a collective call that does not wait."""
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        moves = [Moves.between(one.before, one.after, rank=rank, size=size) for one in changes]
+        packed = _packed(moves, stacked)
+        route = Route([move.sent for move in moves], [move.received for move in moves], group)
+        return cls(moves, _columns(stacked[0]), packed, route.start(packed, range(len(moves))))
+
+    def carries(self, stacked: Sequence[Sequence[_Stacked]]) -> bool:
+        """Check whether what was sent is what these would send."""
+        alike = all(_columns(layer) == self.columns for layer in stacked)
+        return alike and torch.equal(_packed(self.moves, stacked), self.packed)
+
+    def place(self, stacked: Sequence[Sequence[_Stacked]]) -> None:
+        """Put the rows that arrive among those that stay."""
+        for layer, move, row_nB in zip(stacked, self.moves, self.pending.wait(), strict=True):
+            order_O = torch.tensor(move.order, dtype=torch.int64, device=row_nB.device)
+            for one, came in zip(layer, self.columns.unpack(row_nB), strict=True):
+                after = torch.cat([_flat(one), came])[order_O].reshape(len(order_O), *one.rows.shape[1:])
+                if len(after) == len(one.rows):
+                    one.rows.copy_(after)
+                else:
+                    one.replace(after)
+
+
+def _columns(layer: Sequence[_Stacked]) -> Columns:
+    return Columns.of(*map(_flat, layer))
+
+
+def _packed(moves: Sequence[Moves], stacked: Sequence[Sequence[_Stacked]]) -> Tensor:
+    """The rows that this rank sends, layer by layer."""
+    columns, packed = _columns(stacked[0]), []
+    for layer, move in zip(stacked, moves, strict=True):
+        sent_n = torch.tensor(move.sent_rows, dtype=torch.int64, device=layer[0].rows.device)
+        packed.append(columns.pack(*(_flat(one)[sent_n] for one in layer)))
+    return torch.cat(packed)
 
 
 def _flat(one: "_Stacked") -> Tensor:
@@ -157,13 +261,19 @@ def _parameters(weights: Weights) -> list[_Stacked]:
     return [_Stacked(parameter, functools.partial(replace, parameter)) for parameter in weights.owned]
 
 
-def _gradients(layers: Sequence[Weights], group: dist.ProcessGroup | None) -> list[list[_Stacked]]:
-    """The gradients of parameters that have one on any rank, zero where they had none, by layer."""
+def _gradients(
+    layers: Sequence[Weights], group: dist.ProcessGroup | None, *, changed: bool = False
+) -> tuple[list[list[_Stacked]], bool]:
+    """The gradients of parameters that have one on any rank, zero where they had none, by layer.
+
+    And whether rows `changed` on any rank; a collective call.
+    """
     owned = [weights.owned for weights in layers]
     flags = [int(own.grad is not None) for own in itertools.chain(*owned)]
-    graded = torch.tensor(flags, device=owned[0][0].device)
-    dist.all_reduce(graded, dist.ReduceOp.MAX, group)
-    has_one = iter(graded.tolist())
+    told = torch.tensor([changed, *flags], device=owned[0][0].device, dtype=torch.int64)
+    dist.all_reduce(told, dist.ReduceOp.MAX, group)
+    any_changed, *graded = told.tolist()
+    has_one = iter(graded)
 
     def replace(parameter: nn.Parameter) -> Callable[[Tensor], None]:
         return lambda rows: setattr(parameter, "grad", rows)
@@ -174,7 +284,7 @@ def _gradients(layers: Sequence[Weights], group: dist.ProcessGroup | None) -> li
             if next(has_one):
                 own.grad = torch.zeros_like(own) if own.grad is None else own.grad
                 of_layer.append(_Stacked(own.grad, replace(own)))
-    return gradients
+    return gradients, bool(any_changed)
 
 
 def states_of(
@@ -184,19 +294,13 @@ def states_of(
 
     A collective call; errors as in `move_experts`.
     """
-    states: list[list[_Stacked]] = [[] for _ in layers]
     shared, refusal = list[dict[str, Any]](), None
-    for of_layer, weights in zip(states, layers, strict=True):
-        if optimizer is None or not any(own.requires_grad for own in weights.owned):
-            continue
-        for own in weights.owned:
-            state = optimizer.state.get(own, {})
-            refusal = refusal or _refusal(optimizer, own, state)
-            rows = {name: value for name, value in sorted(state.items()) if _is_of_rows(value)}
-            of_layer += [_Stacked(value, _put(state, name)) for name, value in rows.items()]
-            shared.append(
-                {name: value.dtype if name in rows else _number(value) for name, value in sorted(state.items())}
-            )
+    for own, state in itertools.chain(*(_kept(weights, optimizer) for weights in layers)):
+        assert optimizer is not None
+        refusal = refusal or _refusal(optimizer, own, state)
+        shared.append(
+            {name: value.dtype if _is_of_rows(value) else _number(value) for name, value in sorted(state.items())}
+        )
     told = gathered((refusal, shared), group)
     for rank, (theirs, _) in enumerate(told):
         if theirs is not None:
@@ -208,7 +312,23 @@ def states_of(
                     f"rank {rank}'s optimizer has other states of experts than rank 0's ({theirs_of_one} and {ours});"
                     " move experts where all ranks have taken the same steps"
                 )
-    return states
+    return [_states(weights, optimizer) for weights in layers]
+
+
+def _states(weights: Weights, optimizer: torch.optim.Optimizer | None) -> list[_Stacked]:
+    return [
+        _Stacked(value, _put(state, name))
+        for _, state in _kept(weights, optimizer)
+        for name, value in sorted(state.items())
+        if _is_of_rows(value)
+    ]
+
+
+def _kept(weights: Weights, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
+    """What an optimizer keeps of each parameter, where a layer is trained."""
+    if optimizer is not None and any(own.requires_grad for own in weights.owned):
+        for own in weights.owned:
+            yield own, optimizer.state.get(own, {})
 
 
 def _refusal(optimizer: torch.optim.Optimizer, own: nn.Parameter, state: dict[str, Any]) -> str | None:

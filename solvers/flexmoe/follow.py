@@ -17,6 +17,7 @@ from ..placement import DEALS
 from .costs import Costs
 
 Split = Literal["quota", "even", "capacity"]
+LAG_STEPS = 3  # from a recorded step to the first under what was decided after it
 PARTS = ("experts", "exchanges", "sums", "moves")
 
 
@@ -135,8 +136,8 @@ def follow(
 ) -> Run:
     """Replay records under placements that a rule changes between them.
 
-    A rule decides while the step after a record runs, as in the runtime, and its table holds from the step after that:
-    from the next record on, or where every step is one, from the next but one.
+    As in the runtime, a rule decides while the step after a record runs, and experts travel while one more does. Its
+    table holds from the third step after the record on: from the next record, or the first that is so many steps later.
 
     Parameters
     ----------
@@ -204,7 +205,7 @@ class _Layer:
         from .seconds import judged
         from .state import holders_in
 
-        num_experts, lag = self.records.shape[2], 2 if self.steps == 1 else 1
+        num_experts, lag = self.records.shape[2], -(-LAG_STEPS // self.steps)
         self.balance, self.seconds = np.zeros(len(self.records)), np.zeros((len(self.records), len(PARTS)))
         table, home = np.ascontiguousarray(start, np.int64), first_homes(start, num_experts)
         self.tables[0] = table

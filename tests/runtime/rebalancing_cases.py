@@ -11,7 +11,7 @@ import math
 import os
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ from tests.runtime.rank_cases import Case
 from tests.runtime.replica_cases import OPTIMIZERS, Lamb
 from tests.runtime.worlds import own, refusal_of
 
-STEPS, SAVED_AT, EXPERTS = 50, 23, 8
+STEPS, RESUMED_AT, EXPERTS = 50, 11, 8
 RULE = "moeplan.runtime.rebalancer.policy_of"
 
 
@@ -103,7 +103,8 @@ class Run:
     record_steps: int = 1
     layers: int = 3
     #: "eval", "unused", "reentrant" or "not reentrant": what must not count, or once only; "degrees", "autocast",
-    #: "fsdp", "fsdp by layer", "rounds"
+    #: "fsdp", "fsdp by layer", "rounds"; "skipped": some optimizer steps are not taken, as by a gradient scaler;
+    #: "changed": weights and states are written to between steps
     beside: str = ""
     moves_per_step: int | None = None
     memory: ReplicaMemory = "resident"
@@ -147,6 +148,7 @@ class Trained:
     recorded: list[np.ndarray] = field(default_factory=list)  #: The last record after every step, `[L, E, D]`
     balance: list[np.ndarray] = field(default_factory=list)
     computed: list[list[int]] = field(default_factory=list)  #: Pairs here in the last forward of a step, by layer
+    coming: list[list[int]] = field(default_factory=list)  #: After every step, layers whose experts are on their way
     owners: np.ndarray = field(default_factory=lambda: np.empty(0))  #: At the start, `[L, E]`
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -163,10 +165,21 @@ def in_one_process(run: Run, num_ranks: int) -> Trained:
         loss = sum(losses, torch.zeros(())) / run.micro / num_ranks
         loss.backward()  # type: ignore[no-untyped-call]
         answer.losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
+        _end(run, step, optimizer, model.parameters())
     answer.state = model.state_dict()
     return answer
+
+
+def _end(run: Run, step: int, optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
+    """Take a step, or what comes in its place, and what follows it."""
+    if run.beside != "skipped" or step % 3:
+        optimizer.step()
+    optimizer.zero_grad()
+    if run.beside == "changed":
+        for parameter in parameters:
+            parameter.data.mul_(0.99)  # behind autograd's back
+            for value in optimizer.state[parameter].values():
+                value.data.mul_(0.9 if value.ndim else 1)
 
 
 def _loss(logits: Tensor, upstream: Tensor) -> Tensor:
@@ -207,8 +220,11 @@ def _wrapped(run: Run, spread: ExpertParallelModel) -> Any:
 
 
 def _trained(world: World, run: Run) -> Trained:
-    with mock.patch.object(rebinding, "ROUND_BYTES", 0) if run.beside == "rounds" else mock.MagicMock():
-        return _trained_so(world, run)
+    rounds = mock.patch.object(rebinding, "ROUND_BYTES", 0) if run.beside == "rounds" else mock.MagicMock()
+    with rounds, mock.patch.object(rebinding, "move_experts", wraps=rebinding.move_experts) as moved_again:
+        answer = _trained_so(world, run)
+    answer.facts["sent again"] = moved_again.call_count
+    return answer
 
 
 def _trained_so(world: World, run: Run) -> Trained:
@@ -259,14 +275,14 @@ def _step(world: World, run: Run, loop: Any, optimizer: torch.optim.Optimizer, s
         spread.eval()(case.tokens(step)[mine])  # in training mode routers keep the graph
         spread.train()
     torch.distributed.all_reduce(total)
-    optimizer.step()
-    optimizer.zero_grad()
+    _end(run, step, optimizer, loop.parameters())
     done = _rebalancing(spread)
     kept = done.state_dict()
     answer.losses.append(total.item() / world.size)
     answer.counts.append(counts)
     answer.recorded += [kept["window"][-1].numpy()] if kept["window"] else []
     answer.balance.append(done.balance)
+    answer.coming.append(kept["coming"])
     answer.tables.append(done.tables.copy())
     answer.held.append([block.held for block in spread.blocks])
 
@@ -292,11 +308,12 @@ def _resumed(
     loop, stream = DistributedDataParallel(spread), io.BytesIO()
     optimizer = OPTIMIZERS["adamw"](loop.parameters())
     for step in range(run.steps):
-        if step == 11:
+        if step == RESUMED_AT:
+            assert _rebalancing(spread).state_dict()["coming"]  # in the midst of a move
             states = _rebalancing(spread).state_dict(), spread.model.state_dict(), optimizer.state_dict()
             torch.save(copy.deepcopy(states), stream)
         _step(world, run, loop, optimizer, step, whole)
-    found["whole"] = whole.tables[11:], whole.losses[11:], _rebalancing(spread).operations
+    found["whole"] = whole.tables[RESUMED_AT:], whole.losses[RESUMED_AT:], _rebalancing(spread).operations
     for early in (True, False):
         stream.seek(0)
         rebalancing, model, state = torch.load(stream, weights_only=True)
@@ -314,7 +331,7 @@ def _resumed(
             shapes = [[value.shape for value in one.values()] for one in optimizer.state_dict()["state"].values()]
             assert shapes == [[value.shape for value in one.values()] for one in state["state"].values()]
             optimizer.load_state_dict(state)
-        for step in range(11, run.steps):
+        for step in range(RESUMED_AT, run.steps):
             _step(world, run, loop, optimizer, step, again)
         found["early" if early else "late"] = again.tables, again.losses, _rebalancing(spread).operations
     return found
@@ -555,6 +572,8 @@ def _refused(world: World) -> dict[str, str]:
         "window of others": windowed(record[:, :-1]),
         "window of shares": windowed(record / 2),
         "a window": windowed(record),
+        "nothing comes": loaded(lambda state: state | {"coming": [1]}),
+        "what comes": loaded(lambda state: state | {"coming": None}),
         "pending": pending(dropped=False),
         "dropped": pending(dropped=True),
     }

@@ -134,7 +134,7 @@ def test_replicas_follow_the_load_with_nothing_but_the_callback(train: Train, al
     assert max(step for step, _ in anew) <= STEPS - SAVED_AT
 
 
-def test_the_callback_hands_on_how_many_experts_move_and_where_replicas_are(
+def test_the_callback_hands_on_how_many_experts_move_a_schedule_and_where_replicas_are(
     train: Train, alone: Run, tmp_path: Path
 ) -> None:
     asked = {"usual": {}, "asked": {"moves_per_step": 1, "replica_memory": "shared"}}
@@ -143,6 +143,8 @@ def test_the_callback_hands_on_how_many_experts_move_and_where_replicas_are(
     for name in ("changes", "replicas"):
         (ours,), (theirs,) = (json.loads((run.folder / f"{name}.json").read_text()) for run in (usual, other))
         assert ours != theirs, name
+    still = train(tmp_path / "still", 2, given=following(), schedule={})
+    assert json.loads((still.folder / "changes.json").read_text()) == [[]]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

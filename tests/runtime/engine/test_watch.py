@@ -96,13 +96,14 @@ def assert_named(ranks: list[Ended], fault: str, unlucky: int, told: str) -> Non
     assert "moeplan: " not in ranks[unlucky].err
 
 
+@pytest.mark.parametrize("when", ["in a move", "in a move under way"])
 def test_after_a_rank_was_killed_in_a_move_training_goes_on_from_the_last_checkpoint_as_it_would_have(
-    loop: Loop, tmp_path: Path
+    when: str, loop: Loop
 ) -> None:
     losses = one_process()
-    killed = loop("killed in a move", 1)
-    assert_named(killed, "killed in a move", 1, "rank 1 died or stopped (noticed by rank N)")
-    for before, again, expected in zip(killed, loop("resumed in a move"), losses, strict=True):
+    killed = loop(f"killed {when}", 1)
+    assert_named(killed, f"killed {when}", 1, "rank 1 died or stopped (noticed by rank N)")
+    for before, again, expected in zip(killed, loop(f"resumed {when}"), losses, strict=True):
         assert [*map(float, before.out.split()[:FAULTY_STEP])] == pytest.approx(expected[:FAULTY_STEP], rel=1e-9)
         assert [*map(float, again.out.split())] == pytest.approx(expected[FAULTY_STEP:], rel=1e-9)
 

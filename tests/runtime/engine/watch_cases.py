@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -30,7 +30,9 @@ from moeplan.runtime.engine.route import Route
 from moeplan.runtime.engine.watch import naming_lost_ranks, watch
 from moeplan.runtime.rebalancing import tables_of
 from moeplan.runtime.whole import full_optimizer_state, full_state_dict, keep_held
-from tests.runtime.plans import eager, made_plan
+from moeplan.solvers.arrays import Ints
+from moeplan.solvers.flexmoe import Seen
+from tests.runtime.plans import COSTS, eager, made_plan
 from tests.runtime.rank_cases import Case
 
 STEPS, FAULTY_STEP = 6, 3
@@ -83,15 +85,27 @@ def case_of(size: int, **more: Any) -> Case:
     return Case("standard", (4,) * size, (1,) * size, num_layers=2, gradients=True, **more)
 
 
+class ToTheNext(NamedTuple):
+    """A rule by which every expert moves to the next rank."""
+
+    window: int = 1
+
+    def __call__(self, seen: Seen) -> Ints:
+        return np.roll(seen.table, 1, axis=0)
+
+
 def moved(fault: str, rank: int, unlucky: int) -> None:
     """Train while every expert moves to the next rank after each step, and save every step but the faulty one's.
 
-    Of "killed in a move" the fault strikes when rows leave; "resumed in a move" goes on from what was saved.
+    Of "killed in a move" the fault strikes when rows leave; "under way", which a policy decides, while they travel
+    beside a forward. "resumed in a move" goes on from what was saved.
     """
     case = case_of(dist.get_world_size(), rule="quota")
     start = tables_of(case.placement())
     plan = made_plan(case.plan().cluster, case.plan().model, rebalancing=eager(PlacementDecision.of(case.placement())))
-    spread = parallelize(case.model(), plan, schedule={step: np.roll(start, step, axis=1) for step in range(STEPS + 1)})
+    schedule = {step: np.roll(start, step, axis=1) for step in range(STEPS + 1)}
+    with mock.patch("moeplan.runtime.rebalancer.policy_of", return_value=(ToTheNext(), COSTS)):
+        spread = parallelize(case.model(), plan, schedule=None if "under way" in fault else schedule)
     loop, optimizer, done = DistributedDataParallel(spread), torch.optim.AdamW(spread.parameters()), 0
     assert spread.rebalancing is not None
     if fault.startswith("resumed"):
@@ -103,8 +117,11 @@ def moved(fault: str, rank: int, unlucky: int) -> None:
         done = spread.rebalancing.step
     for number in range(done, STEPS):
         loss = loop(case.tokens(number)[rank : rank + 1]).square().sum()
+        struck = number == FAULTY_STEP and rank == unlucky
+        if struck and "under way" in fault:
+            assert spread.rebalancing.state_dict()["coming"]
+            strike(fault)
         loss.backward()
-        struck = (number, rank, fault) == (FAULTY_STEP, unlucky, "killed in a move")
         with mock.patch.object(Route, "start", side_effect=lambda *_: strike(fault)) if struck else mock.MagicMock():
             optimizer.step()
         optimizer.zero_grad()

@@ -112,8 +112,8 @@ def test_decisions_see_the_past_only(rule: Policy) -> None:
         is_legal(table, EXPERTS)
 
 
-@pytest.mark.parametrize(("steps", "lag"), [(1, 2), (2, 1), (10, 1)])
-def test_a_decision_holds_once_the_step_beside_it_is_over(steps: int, lag: int) -> None:
+@pytest.mark.parametrize(("steps", "lag"), [(1, 3), (2, 2), (3, 1), (10, 1)])
+def test_a_decision_holds_from_the_third_step_after_its_record_on(steps: int, lag: int) -> None:
     records, told = drifting(3), list[tuple[int, int, Array, float]]()
 
     class Told(Anything):
