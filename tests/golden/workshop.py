@@ -107,7 +107,8 @@ def _of_plan(made: Solved) -> Record:
         del rule["planning_s"]
     told = {"dispatch_model": made.plan.dispatch_model, "sidecars": sorted(made.sidecars)}
     return {
-        "decisions": told | {name: plan[name] for name in ("strategies", "plan_sha256", "decisions")},
+        # Without the plan's hash, which tells the last bits of floats that CPUs round unlike
+        "decisions": told | {name: plan[name] for name in ("strategies", "decisions")},
         "evaluation": {name: part and _of_part(part) for name, part in plan["evaluation"].items()},
         **{name: plan[name] for name in ("outcome", "options", "verdict")},
     }
