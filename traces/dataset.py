@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_ROW_GROUP_ROWS = 2**27
-BATCH_BYTES = 32 * 2**20
+BATCH_BYTES = 16 * 2**20
 BATCH_ROWS = 65_536
 VALUE_BYTES = 24  # no column of ours needs more a value, however it is encoded
 INSTEAD = {  # of a form that was expected, how to come by it
@@ -129,7 +129,7 @@ class Dataset:
         return model.num_layers * model.top_k if self.form == "tokens" else model.num_experts
 
     def read(self, columns: Sequence[str], row_bytes: int) -> Iterator[tuple[str, int, "pa.RecordBatch"]]:
-        """Batches of these columns with the part each is from and its first row there, at most 32 MiB each."""
+        """Batches of these columns with the part each is from and its first row there, at most 16 MiB each."""
         import pyarrow.parquet as pq
 
         rows = max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, row_bytes)))

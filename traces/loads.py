@@ -197,8 +197,11 @@ def batch_loads(batch: TokenBatch, by: Sequence[Key], num_experts: int, *, most:
         return
     size = num_experts + 1  # not routed is counted as an expert more and cut off
     loads_GLE = np.empty((len(keys_GB), batch.ids.shape[1], num_experts), np.int64)
-    for layer in range(batch.ids.shape[1]):
-        cell_TK = group_T[:, None] * size + np.minimum(batch.ids[:, layer], num_experts)
+    first_T1, cell_TK = group_T[:, None] * size, np.empty((len(batch), batch.ids.shape[2]), np.intp)
+    for layer in range(batch.ids.shape[1]):  # into one table: a new one each has its pages cleared
+        np.minimum(batch.ids[:, layer], num_experts, out=cell_TK)
+        if len(keys_GB) > 1:
+            cell_TK += first_T1
         loads = np.bincount(cell_TK.reshape(-1), minlength=len(keys_GB) * size)
         loads_GLE[:, layer] = loads.reshape(-1, size)[:, :-1]
     yield Keyed(keys_GB, loads_GLE)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, UsageError
-from .dataset import BATCH_BYTES, Dataset
+from .dataset import Dataset
 from .model import ModelSpec
 from .schema import PHASES, TokenBatch, check_tokens, refusing
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SCALARS = ("step", "sample", "position", "source_rank", "phase")
 SCALAR_BYTES = 24
+KEPT_BYTES = 32 * 2**20  # of columns that stay in memory
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Trace(Dataset):
     ) -> Iterator[TokenBatch]:
         """The tokens in order, a bounded batch at a time; only the columns asked for are read.
 
-        Columns that take no more than a batch in all are kept, and read once: batches are not to be written to.
+        Columns that take no more than `KEPT_BYTES` are kept, and read once: batches are not to be written to.
 
         Parameters
         ----------
@@ -88,7 +89,7 @@ class Trace(Dataset):
         batches: Iterable[TokenBatch] | None = self._kept.get(tuple(columns))
         if batches is None:
             batches = self._read(columns, row_bytes, chosen, weights)
-            if self.num_rows * row_bytes <= BATCH_BYTES:
+            if self.num_rows * row_bytes <= KEPT_BYTES:
                 batches = self._kept[tuple(columns)] = list(batches)
         has_tokens = may_lack
         for batch in batches:

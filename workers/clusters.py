@@ -6,7 +6,7 @@ import pickle
 import socket
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from importlib import import_module
 from typing import Any
 
@@ -50,6 +50,7 @@ class Ray:
         """Cancel what is left, and leave the cluster unless it was joined before."""
         for reference in [*self._begun.values()]:
             self._ray.cancel(reference, force=True)
+        wait([*self._begun], ANSWER_S)  # Ray crashes where it shuts down with answers under way
         if not self._joined_before:
             self._ray.shutdown()
 

@@ -41,6 +41,7 @@ def import_(
     ffn_size: Annotated[int | None, optional("An expert's FFN size, to predict seconds.", min=1)] = None,
     kv_size: Annotated[int | None, optional("Elements of K and V per token and layer.", min=1)] = None,
     dtype_bytes: Annotated[int | None, optional("Bytes of an element, e.g. 2 for bf16.", min=1)] = None,
+    workers: WorkersText = "auto",
     as_json: Json = False,
 ) -> None:
     """Turn a recording of an engine, or arrays, JSON lines or CSV of yours, into a trace.
@@ -72,8 +73,9 @@ def import_(
     """
     from ...traces.count_form import open_any
     from ...traces.importers import import_trace
+    from ...workers import opened
 
-    with progress() as say:
+    with progress() as say, opened(workers) as there:
         say(f"importing {source[0]}")
         summary = import_trace(
             source,
@@ -88,6 +90,7 @@ def import_(
             ffn_size=ffn_size,
             kv_size=kv_size,
             dtype_bytes=dtype_bytes,
+            workers=there,
         )
     written = open_any(summary.destination)
     step_order, has_ranks = written.meta.step_order if "step" in written.known else None, "source_rank" in written.known

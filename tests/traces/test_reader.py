@@ -50,7 +50,7 @@ def test_a_trace_that_fits_into_a_batch_is_read_once_and_a_larger_one_each_time(
             shutil.rmtree(trace.path, ignore_errors=True)
 
     read_twice(small)
-    monkeypatch.setattr("moeplan.traces.reader.BATCH_BYTES", 50)
+    monkeypatch.setattr("moeplan.traces.reader.KEPT_BYTES", 50)
     with pytest.raises(InputError):
         read_twice(large)
 

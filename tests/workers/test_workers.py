@@ -22,17 +22,22 @@ import pytest
 
 from moeplan import workers as module
 from moeplan.errors import InputError
+from moeplan.planner.solve import make
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import eplb
 from moeplan.solvers.flexmoe import Policy, follow, initial
 from moeplan.solvers.flexmoe.initial import BALANCE_ALONE
 from moeplan.traces import dataset
 from moeplan.traces.count_form import condense, read_counts, tabulate, write_counts
+from moeplan.traces.importers import import_trace, source
 from moeplan.traces.reader import Trace
 from moeplan.traces.statistics import describe_counts
 from moeplan.workers import SERIAL, Workers, opened
+from tests.planner.makers import planned
+from tests.planner.makers import request as asked
 from tests.solvers.flexmoe.layers import COSTS
 from tests.traces.builders import COUNTS_META
+from tests.traces.importers.recordings import distinct_ids, megatron, write
 from tests.workers import cases
 
 ROOT = Path(__file__).parents[2]
@@ -213,6 +218,65 @@ def test_a_run_of_parts_is_counted_as_one_trace_is(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(dataset, "RUN_VALUES", 5000)
     assert 1 < len([*trace.runs()]) < 12
     assert (pickle.dumps(cases.described(trace, SERIAL)), counted(trace, SERIAL, tmp_path / "runs")) == whole
+
+
+def test_an_import_is_the_same_wherever_lines_are_parsed(
+    there: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids_RBLTK = distinct_ids(np.random.default_rng(0), (3, 2, 3, 50), 16, 2)
+    files, blocks = write(tmp_path / "files", megatron(ids_RBLTK, [1, 2, 3])), list[Any]()
+    import_trace(files, tmp_path / "here")
+    monkeypatch.setattr(source, "LINES_BYTES", 1000)
+    monkeypatch.setattr(Workers, "submit", noting(Workers.submit, blocks))
+    import_trace(files, tmp_path / "there", workers=there)
+    here, elsewhere = ([path.read_bytes() for path in (tmp_path / name).iterdir()] for name in ("here", "there"))
+    assert elsewhere == here
+    assert sum(workers is there for workers in blocks) > 12
+
+    lines = (files / "router_trace_rank1.jsonl").read_text().splitlines()
+    for change in ('{"step": 0}', lines[0]):  # no choices; a step that was over
+        (files / "router_trace_rank1.jsonl").write_text("\n".join([*lines[:4], change, *lines[4:], "[]"]))
+        with pytest.raises(InputError, match=r"router_trace_rank1.jsonl: line 5: "):
+            import_trace(files, tmp_path / "refused", workers=there)
+
+
+@pytest.fixture(scope="module")
+def few_tokens(make_trace: Any) -> Trace:
+    trace: Trace = make_trace(samples=24)
+    return trace
+
+
+@pytest.fixture(scope="module")
+def auto_here(few_tokens: Trace) -> Any:
+    """A plan of `auto`, its candidates tried one after another."""
+    return planned(few_tokens, "auto")
+
+
+@pytest.mark.parametrize("way", ["ray", "dask"])
+def test_a_plan_is_the_same_wherever_candidates_are_tried(
+    way: str, request: pytest.FixtureRequest, few_tokens: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted, spec = list[Any](), spec_of(way, request)
+    auto_here = request.getfixturevalue("auto_here")
+    monkeypatch.setattr(Workers, "submit", noting(Workers.submit, submitted))
+    with opened(spec) as workers:
+        plan: Any = make(asked(few_tokens, "auto"), workers=workers).plan
+    assert len(submitted) > 2
+    assert (plan.decisions, plan.evaluation, plan.verdict) == (
+        auto_here.decisions,
+        auto_here.evaluation,
+        auto_here.verdict,
+    )
+
+
+def noting(submit: Any, by: list[Any]) -> Any:
+    """`Workers.submit`, which notes whose it was."""
+
+    def noted(workers: Workers, *args: Any) -> Any:
+        by.append(workers)
+        return submit(workers, *args)
+
+    return noted
 
 
 @pytest.mark.parametrize("rule", ["even", "lp"])

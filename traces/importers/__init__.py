@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...errors import InputError, MismatchError, UsageError, printable
 from ...files import atomic_directory, check_target
+from ...workers import SERIAL, Workers
 from ..count_form import write_counts
 from ..huggingface.config import spec_of_config
 from ..model import ModelSpec
@@ -52,6 +53,7 @@ def import_trace(
     ffn_size: int | None = None,
     kv_size: int | None = None,
     dtype_bytes: int | None = None,
+    workers: Workers = SERIAL,
 ) -> ImportSummary:
     """Turn a foreign recording into a trace; the destination appears whole or not at all.
 
@@ -73,6 +75,8 @@ def import_trace(
         The phase of the tokens that the file does not say it of; recordings of generated text are "decode".
     hidden_size, ffn_size, kv_size, dtype_bytes
         Of the model (see `ModelSpec`), where the file does not say; bytes are predicted only where they are known.
+    workers
+        What parses the lines of Megatron-LM's files; the trace is the same whichever does.
 
     Raises
     ------
@@ -96,7 +100,7 @@ def import_trace(
     asked |= {"ffn_size": ffn_size, "dtype_bytes": dtype_bytes, "kv_size": kv_size}
     try:
         chosen = choose(sources)
-        opened = chosen.importer.open_source(Given(chosen.files, config))
+        opened = chosen.importer.open_source(Given(chosen.files, config, workers))
         model = model_of(opened, config, asked, sources[0].resolve().stem)
         is_known = top_k is not None or "top_k" in opened.model or config is not None
         if first_step is not None and isinstance(opened, CountSource) and opened.step_order == "unknown":

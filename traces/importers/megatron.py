@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
+from ...workers import Workers
 from ..count_form import CountTable
 from ..loads import CountRows
 from ..model import ModelSpec
@@ -50,7 +51,8 @@ def open_source(given: Given) -> "RouterTokens | RouterCounts":
     check_ranks(files)
     ranks, notes = first_of_each((rank, digest_of(path)) for rank, path in files.items())
     is_coupled = len({firsts[rank].layers for rank in ranks}) == 1
-    source = (RouterTokens if is_coupled else RouterCounts)({rank: files[rank] for rank in ranks}, firsts, given.model)
+    kind = RouterTokens if is_coupled else RouterCounts
+    source = kind({rank: files[rank] for rank in ranks}, firsts, given.model, given.workers)
     kind_notes = [STAGES] if not is_coupled else [UNSORTED] if given.model else [UNSORTED, UNCHECKED]
     source.notes = [*notes, *source.notes, *kind_notes]
     return source
@@ -59,8 +61,10 @@ def open_source(given: Given) -> "RouterTokens | RouterCounts":
 class _Router(Source):
     """The files of the ranks that count, and the first pass of each."""
 
-    def __init__(self, files: dict[int, Path], firsts: dict[int, Pass], model: ModelSpec | None) -> None:
-        self._files, self._firsts = files, firsts
+    def __init__(
+        self, files: dict[int, Path], firsts: dict[int, Pass], model: ModelSpec | None, workers: Workers
+    ) -> None:
+        self._files, self._firsts, self._workers = files, firsts, workers
         widths = {firsts[rank].ids.shape[2] for rank in files}
         if len(widths) > 1:
             raise InputError(f"ranks of top-{min(widths)} and of top-{max(widths)}; expected one model")
@@ -79,7 +83,7 @@ class _Router(Source):
         num_repeated, num_cut = 0, 0
         for rank, path in self._files.items():
             with naming(path.name):
-                stream = passes_of(path)
+                stream = passes_of(path, self._workers)
                 for routed in stream:
                     if set(routed.layers) < set(self._firsts[rank].layers) and next(stream, None) is None:
                         num_cut += 1

@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ...errors import InputError
 from ...files import validated
+from ...workers import SERIAL, Workers
 from ..model import MAX_LAYERS, NOT_ROUTED
-from .source import numbered_lines
+from .source import parsed_lines
 
 MAX_LINE_BYTES = 64 * 2**20
 MAX_STEP_BYTES = 2**30
@@ -41,6 +42,17 @@ class RouterLine(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
+class Choices:
+    """Choices of one rank's router in one layer, from a line."""
+
+    number: int
+    step: int
+    rank: int
+    layer: int
+    ids: NDArray[np.uint16]  #: uint16 `[T, K]`
+
+
+@dataclass(frozen=True, slots=True)
 class Pass:
     """One forward pass of one rank."""
 
@@ -53,31 +65,31 @@ class Pass:
     is_repeated: bool
 
 
-def passes_of(path: Path) -> Iterator[Pass]:
+def passes_of(path: Path, workers: Workers = SERIAL) -> Iterator[Pass]:
     """The passes of a rank in order, each held against the form of its lines; what MTP blocks chose is left out.
 
     Raises InputError where a line is none of such a recording, or steps do not ascend; it is named.
     """
     cells: dict[int, NDArray[np.uint16]] = {}
     seen, step, num_bytes = set[bytes](), -1, 0
-    first: tuple[int, RouterLine] | None = None
-    for number, text in numbered_lines(path, MAX_LINE_BYTES):
-        line = validated(RouterLine, text, source=f"line {number}", what="a router's choices")
-        if line.block != "decoder":
-            continue
+    first: Choices | None = None
+    for line in parsed_lines(_choices, path, MAX_LINE_BYTES, workers):
         if line.step < step:
-            raise InputError(f"line {number}: step {line.step} after step {step}; expected one recording, in order")
+            reason = f"step {line.step} after step {step}; expected one recording, in order"
+            raise InputError(f"line {line.number}: {reason}")
         if first is not None and (line.step != step or line.layer in cells):
             yield _pass(first, cells, seen)
             cells, first = {}, None
         if line.step != step:
             step, num_bytes = line.step, 0
             seen.clear()
-        first = first or (number, line)
-        cells[line.layer] = _ids(number, line)
-        num_bytes += cells[line.layer].nbytes
+        first = first or line
+        cells[line.layer] = line.ids
+        num_bytes += line.ids.nbytes
         if num_bytes > MAX_STEP_BYTES or len(cells) > MAX_LAYERS:
-            raise InputError(f"line {number}: over {MAX_STEP_BYTES:,} bytes or {MAX_LAYERS:,} layers in step {step}")
+            raise InputError(
+                f"line {line.number}: over {MAX_STEP_BYTES:,} bytes or {MAX_LAYERS:,} layers in step {step}"
+            )
     if first is not None:
         yield _pass(first, cells, seen)
 
@@ -91,23 +103,28 @@ def digest_of(path: Path) -> bytes:
     return digest.digest()
 
 
-def _ids(number: int, line: RouterLine) -> NDArray[np.uint16]:
-    """The choices of a line `[T, K]`."""
+def _choices(number: int, text: bytes) -> Choices | None:
+    """The choices in a line; None for an MTP block."""
+    line = validated(RouterLine, text, source=f"line {number}", what="a router's choices")
+    if line.block != "decoder":
+        return None
     if len(line.top_indices) != line.num_tokens or any(len(row) != line.topk for row in line.top_indices):
         raise InputError(f"line {number}: top_indices is not of {line.num_tokens} tokens with {line.topk} experts each")
     ids_TK = np.array(line.top_indices, np.int32).reshape(line.num_tokens, line.topk)
-    return np.where(ids_TK < 0, NOT_ROUTED, ids_TK).astype(np.uint16)
+    routed_TK = np.where(ids_TK < 0, NOT_ROUTED, ids_TK).astype(np.uint16)
+    return Choices(number, line.step, line.rank, line.layer, routed_TK)
 
 
-def _pass(first: tuple[int, RouterLine], cells: dict[int, NDArray[np.uint16]], seen: set[bytes]) -> Pass:
+def _pass(first: Choices, cells: dict[int, NDArray[np.uint16]], seen: set[bytes]) -> Pass:
     """The lines of one pass together; `seen` has the hashes of its step's others."""
-    number, line = first
     shapes = {ids_TK.shape for ids_TK in cells.values()}
     if len(shapes) > 1:
-        raise InputError(f"line {number}: layers of {sorted(shapes)[:2]} tokens and experts in one pass; expected one")
+        raise InputError(
+            f"line {first.number}: layers of {sorted(shapes)[:2]} tokens and experts in one pass; expected one"
+        )
     layers = tuple(sorted(cells))
     ids_TLK = np.stack([cells[layer] for layer in layers], axis=1)
     digest = hashlib.sha256(repr(layers).encode() + ids_TLK.tobytes()).digest()
     is_repeated = digest in seen and ids_TLK.size > 0
     seen.add(digest)
-    return Pass(number, line.step, line.rank, layers, ids_TLK, is_repeated)
+    return Pass(first.number, first.step, first.rank, layers, ids_TLK, is_repeated)

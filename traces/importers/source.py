@@ -7,18 +7,21 @@ import tokenize
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from ...errors import InputError, MoeplanError
+from ...workers import SERIAL, Workers
 from ..count_form import CountTable
 from ..model import ModelSpec
 from ..schema import TokenBatch
 from .hidden_layers import spans
 
+T = TypeVar("T")
 BLOCK_BYTES = 32 * 2**20  # of tokens or counts at a time
+LINES_BYTES = 4 * 2**20  # of lines that a worker parses at a time
 DAMAGE: tuple[type[Exception], ...] = (
     ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, ImportError, LookupError, MemoryError,
     OSError, RuntimeError, SyntaxError, TypeError, ValueError, Warning, pickle.PickleError, struct.error,
@@ -32,6 +35,7 @@ class Given:
 
     files: tuple[Path, ...]  #: All of the kind that the importer recognises, in the order of their names
     model: ModelSpec | None = None  #: What the model's config.json says; None where there is none
+    workers: Workers = SERIAL  #: What parses lines
 
     @property
     def file(self) -> Path:
@@ -119,6 +123,19 @@ def numbered_lines(path: Path, most_bytes: int, expected: str = "an object a lin
                 yield number, text
 
 
+def parsed_lines(
+    parse: Callable[[int, bytes], T | None], path: Path, most_bytes: int, workers: Workers = SERIAL
+) -> Iterator[T]:
+    """What `parse` makes of the number and the text of each line, in order, but for None; workers parse many at a time.
+
+    InputError of a line, as `parse` and `numbered_lines` raise it, comes after what the lines before it gave.
+    """
+    for values, error in workers.map(_parsed, _blocks(parse, path, most_bytes)):
+        yield from values
+        if error is not None:
+            raise error
+
+
 def check_ranks(ranks: Collection[int]) -> None:
     """Refuse a set of ranks with holes: what the missing ones had would be missing from every sum."""
     if missing := sorted(set(range(max(ranks) + 1)) - set(ranks)):
@@ -147,3 +164,35 @@ def first_of_each(digests: Iterable[tuple[int, bytes]]) -> tuple[list[int], list
     repeated = [rank for rank, digest in sorted(digests) if first.setdefault(digest, rank) != rank]
     said = f"ranks {spans(repeated)} recorded the very tokens of others (tensor parallel attention): left out"
     return sorted(first.values()), [said] if repeated else []
+
+
+def _blocks(
+    parse: Callable[[int, bytes], T | None], path: Path, most_bytes: int
+) -> Iterator[tuple[Callable[[int, bytes], T | None], list[tuple[int, bytes]], InputError | None]]:
+    """Arguments of `_parsed`: about `LINES_BYTES` of lines, and what was wrong after them."""
+    lines, num_bytes, wrong = list[tuple[int, bytes]](), 0, None
+    try:
+        for number, text in numbered_lines(path, most_bytes):
+            lines.append((number, text))
+            num_bytes += len(text)
+            if num_bytes >= LINES_BYTES:
+                yield parse, lines, None
+                lines, num_bytes = [], 0
+    except InputError as error:
+        wrong = error
+    yield parse, lines, wrong
+
+
+def _parsed(
+    parse: Callable[[int, bytes], T | None], lines: list[tuple[int, bytes]], wrong: InputError | None
+) -> tuple[list[T], InputError | None]:
+    """Parsed lines up to the first that is refused, and why that one is."""
+    values = list[T]()
+    for number, text in lines:
+        try:
+            value = parse(number, text)
+        except InputError as error:
+            return values, error
+        if value is not None:
+            values.append(value)
+    return values, wrong
