@@ -80,7 +80,7 @@ def _grown(settings: Settings) -> Iterator[Layers]:
 def _split_rows(layers: Layers) -> Iterator[Row]:
     """The exact split of every layer's last record, beside a linear programme and a flow."""
     from moeplan.solvers.flexmoe.state import holders_in
-    from moeplan.solvers.quota import deal, least, nearest
+    from moeplan.solvers.quota import least, shares, split
 
     timed: dict[str, list[float]] = {}
     found: dict[str, list[tuple[float, float]]] = {}  # the busiest device over the mean, and traffic
@@ -89,13 +89,11 @@ def _split_rows(layers: Layers) -> Iterator[Row]:
         holders = holders_in(table, layers.experts, layers.group)
         most = least(total, holders)[0]
 
-        def near(pairs: Array = pairs, total: Array = total, holders: Any = holders) -> Any:
-            return nearest(pairs, total, holders, least(total, holders)[0], RATIO)
-
-        def dealt(pairs: Array = pairs, holders: Any = holders, near: Callable[[], Any] = near) -> Any:
-            return deal(pairs, near(), holders)
-
-        calls: dict[str, Callable[[], Any]] = {LEAST: partial(least, total, holders), NEAR: near, DEALT: dealt}
+        calls: dict[str, Callable[[], Any]] = {
+            LEAST: partial(least, total, holders),
+            NEAR: partial(shares, pairs, holders, RATIO),
+            DEALT: partial(split, pairs, holders, RATIO),
+        }
         if not layers.axis:
             calls[LP] = partial(_programme, total, holders)
         if not layers.axis and table.size * layers.devices <= MOST_ARCS:
@@ -106,7 +104,7 @@ def _split_rows(layers: Layers) -> Iterator[Row]:
             timed.setdefault(method, []).append(timing.seconds)
             crossing = np.nan
             if method == DEALT:
-                crossing = _traffic(timing.value, holders, layers.group)
+                crossing = _traffic(timing.value[0], holders, layers.group)
             elif method == FLOW:
                 assert timing.value == flow.OPTIMAL
                 crossing = flow.optimal_cost()

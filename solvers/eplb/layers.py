@@ -14,9 +14,11 @@ from ..balance import balance, device_loads, splits_steps, step_balance
 from ..compiled import seconds_to_compile
 from ..placement import BY_STEP, Placement, ReplicaRule, block_devices
 from .published import Deal, dealt_best, published, published_groups, refined_groups
-from .rows import Rows, lowest_max, pinned_groups, refined, with_pins
+from .rows import LEAST_WORK, Rows, lowest_max, pinned_groups, refined, with_pins
 from .splits import split_refined
 from .steps import even_mean, step_refined, with_resampled
+
+ONE_STEP_WORK = 5_000_000  # a row: some 8 ms of a core, where the search over several steps takes up to 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,13 @@ class Layers:
 
     def refined(self, placement: Placement, deal: Deal | None, workers: Workers | None = None) -> Placement:
         """A placement that no layer of the published one is better than."""
-        found, num_nodes = self._refined(placement, deal), 1 if self.groups is None else self.groups.shape[1]
+        one_step = self.steps is not None and len(self.steps) == 1 and not splits_steps(placement)
+        found = self._refined(placement, deal, ONE_STEP_WORK if one_step else LEAST_WORK)
+        num_nodes = 1 if self.groups is None else self.groups.shape[1]
         if splits_steps(found):
             steps_BLE = self.loads[None] if self.steps is None else self.steps
             return split_refined(steps_BLE, [placement, found], self.pinned, num_nodes, workers)
-        if self.steps is None:
+        if self.steps is None or one_step:
             return found
         return step_refined(self.steps, [placement, found], self.pinned, num_nodes, self.quantile, workers)
 
@@ -100,7 +104,7 @@ class Layers:
         least_L = lowest_max(self.loads, self.slots)
         return least_L if deal is None else np.maximum(least_L, deal.least)
 
-    def _refined(self, placement: Placement, deal: Deal | None) -> Placement:
+    def _refined(self, placement: Placement, deal: Deal | None, least_work: int) -> Placement:
         """The better of two, layer by layer: a published one, and where the groups dealt at their best lead."""
         groups = self.groups
         if groups is not None and (deal is None or self.pinned.any()):
@@ -108,7 +112,7 @@ class Layers:
         elif deal is not None:
             groups = deal.groups
         rows, table_Rp, _ = replace(self, groups=groups)._published()
-        found = rows.placement(refined(rows, table_Rp, len(self.loads)), len(self.loads))
+        found = rows.placement(refined(rows, table_Rp, len(self.loads), least_work), len(self.loads))
         better_L = device_loads(self.loads, found).max(axis=1) < device_loads(self.loads, placement).max(axis=1)
         table_LP = np.where(better_L[:, None], found.physical_to_logical, placement.physical_to_logical)
         return replace(placement, physical_to_logical=table_LP)

@@ -102,10 +102,10 @@ def _needed(pinned: Bools, num_nodes: int) -> int:
     return int(pinned.shape[1]) // num_nodes + int(np.maximum(pins_NE - 1, 0).sum(axis=1).max())
 
 
-def refined(rows: Rows, table: Ints, num_layers: int) -> Ints:
+def refined(rows: Rows, table: Ints, num_layers: int, least_work: int = LEAST_WORK) -> Ints:
     """Rows whose busiest devices hold no more than in a legal table `[R, p]`, experts ascending on devices.
 
-    No node of a layer needs to be better than the best that another can be.
+    No node of a layer needs to be better than the best that another can be. `least_work` is that of a row.
     """
     from .kernel import refine
 
@@ -113,7 +113,7 @@ def refined(rows: Rows, table: Ints, num_layers: int) -> Ints:
     least_LN = lowest_max(rows.load, rows.slots).reshape(num_layers, -1)
     target_R = np.repeat(least_LN.max(axis=1), least_LN.shape[1]) * (1 + NEAR)
     first = np.concatenate([[0], np.cumsum(rows.slots)])
-    work = max(WORK * num_slots, LEAST_WORK)
+    work = max(WORK * num_slots, least_work)
     better_Rp = refine(rows.load, table, first, np.ascontiguousarray(rows.pinned), target_R, work)
     device_p = np.repeat(np.arange(len(rows.slots)), rows.slots)
     return np.asarray(np.sort(better_Rp + device_p * num_experts, axis=1) % num_experts)

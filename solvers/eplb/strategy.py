@@ -88,8 +88,8 @@ def solve(
     (0) In the hierarchical form groups, heaviest first, go to the least loaded node with room for one more, each node
     taking as many (refined: as all ways tried are best); what follows is done inside each node alone. (1), (2) as
     `published` says. (3) The busiest device of a layer is relieved by swaps and changes of replicas, with kicks
-    (`kernel`). (4) Of steps, changes at random are kept that lower the objective (`step_kernel`; where steps are split
-    exactly `split_kernel`); robust: the mean over steps and resampled means.
+    (`kernel`), of one step longer. (4) Of several steps, changes at random are kept that lower the objective
+    (`step_kernel`; where steps are split exactly `split_kernel`); robust: the mean over steps and resampled means.
 
     Bound: (1) without (0) minimises the largest replica load, so no placement has max/mean below
     max(1, largest replica load / mean); refined with groups kept, below that of the best way to deal them.

@@ -35,14 +35,13 @@ class Seen:
     costs: Costs
 
     @classmethod
-    def of(
-        cls, record: int, layer: int, window: Ints, table: Ints, home: Ints, *, group: int, costs: Costs, rule: int = 0
-    ) -> Self:
-        """The facts after the last record of a window, split by a rule of `placement.DEALS`; the rest as the fields."""
+    def of(cls, record: int, layer: int, window: Ints, table: Ints, home: Ints, *, group: int, costs: Costs) -> Self:
+        """The facts after the last record of a window, under the exact split; the rest as the fields."""
+        from ..step_deals import QUOTA
         from .seconds import judged
         from .state import holders_in
 
-        balance, _ = judged(window[-1], holders_in(table, len(home), group), costs, rule)
+        balance, _ = judged(window[-1], holders_in(table, len(home), group), costs, QUOTA)
         return cls(record, layer, window, table, home, balance, group, costs)
 
 
@@ -218,7 +217,10 @@ class _Layer:
                 continue  # no later record
             started = time.thread_time()
             window = self.records[max(0, r + 1 - decide.window) : r + 1]
-            seen = Seen.of(r, self.layer, window, table, home, group=self.group, costs=self.costs, rule=self.rule)
+            balance = float(self.balance[r])
+            if held is not latest:
+                balance, _ = judged(batches, latest, self.costs, self.rule)
+            seen = Seen(r, self.layer, window, table, home, balance, self.group, self.costs)
             new = decide(seen) if window.any() else None
             self.planning_s += time.thread_time() - started
             if new is not None and not np.array_equal(new, table):

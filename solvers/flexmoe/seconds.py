@@ -9,7 +9,7 @@ import numpy as np
 
 from ..arrays import Floats, Ints
 from ..compiled import compiled
-from ..quota import Holders, least, nearest
+from ..quota import Holders, shares
 from ..step_deals import QUOTA, dealt, pair_ports
 from .costs import EXCHANGES, Costs
 from .state import sum_ports
@@ -120,13 +120,11 @@ def judged(batches: Ints, holders: Holders, costs: Costs, rule: int) -> tuple[fl
     ratio = link_ratio(costs)
     for m in range(len(batches)):
         if rule == QUOTA:
-            total = batches[m].sum(axis=1)
-            most, _, _ = least(total, holders)
-            served = nearest(batches[m], total, holders, most, ratio)
+            served, _ = shares(batches[m], holders, ratio)
             ports = served_ports(batches[m], served, holders)
         else:
-            shares = dealt(batches[m], holders, rule, ratio)
-            served, ports = shares.sum(axis=1), pair_ports(shares, holders)
+            by_source = dealt(batches[m], holders, rule, ratio)
+            served, ports = by_source.sum(axis=1), pair_ports(by_source, holders)
         load = np.zeros(num_devices, np.int64)
         for p in range(len(served)):
             load[holders.device[p]] += served[p]

@@ -121,7 +121,8 @@ def _shortened(
     traffic: netmoe.Traffic, starts_SI: Ints, places_D: Ints, channels: Channels, attention: Attention
 ) -> Ints:
     """The homes that moves and swaps reach from starts."""
-    from ..netmoe.swaps import Held, shorten
+    from ..netmoe.state import Held
+    from ..netmoe.swaps import shorten
 
     size = channels.cluster.num_devices
     held = Held(

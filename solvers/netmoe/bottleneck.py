@@ -76,7 +76,8 @@ def refine(traffic: Traffic, device_of_sample: Ints, capacity: Ints, channels: C
     capacity
         The most samples per device takes, `[D]`.
     """
-    from .swaps import Held, shorten
+    from .state import Held
+    from .swaps import shorten
 
     none = np.zeros(len(device_of_sample) + 1, np.int64)
     held = Held(none.astype(np.float64), none, none, 0.0, 0.0, False, capacity.astype(np.int64), 0)

@@ -140,12 +140,13 @@ def _hand_on(
             amount = min(load[source] - most, most - load[d])
             for i in range(depth):
                 amount = min(amount, served[leave[i]])
-            for i in range(depth):
-                served[leave[i]] -= amount
-                served[enter[i]] += amount
             load[source] -= amount
             load[d] += amount
-            depth, d = 0, source
+            for i in range(depth - 1, -1, -1):
+                served[leave[i]] -= amount
+                served[enter[i]] += amount
+                if served[leave[i]] == 0:  # the way goes on from here
+                    depth, d = i, device[leave[i]]
             continue
         moved = False
         while next_d[d] < held_first[d + 1] and not moved:

@@ -36,12 +36,15 @@ def nearest(pairs: Ints, total: Ints, holders: Holders, most: int, ratio: int) -
     after, path, spent = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.bool_)
     while load.max() > most:
         _label(load, most, holders, flow.back, label, queue, waiting)
-        cheapest = label[: len(load)][load > most].min()
+        cheapest = NOWHERE
+        for d in range(len(load)):
+            if load[d] > most:
+                cheapest = min(cheapest, label[d])
         if cheapest == NOWHERE:
             raise ValueError("the holders cannot keep to this limit")
         after[:], spent[:] = holders.start[:-1], False
         for source in range(len(load)):
-            if load[source] > most and label[source] == cheapest:
+            if load[source] > most and label[source] == cheapest and not spent[source]:
                 _leave(source, load, most, holders, flow, label, after, path, spent)
     return flow.value[: len(served)]
 
@@ -57,9 +60,12 @@ def _unlimited(pairs: Ints, total: Ints, holders: Holders) -> tuple[Ints, Ints, 
     served, load = np.zeros(num_slots, np.int64), np.zeros(pairs.shape[1], np.int64)
     free, order = np.zeros(num_slots + len(node), np.int64), np.empty(len(load), np.int64)
     for e in range(len(total)):
+        if first[e + 1] - first[e] == 1:
+            served[first[e]] = total[e]
+            load[device[first[e]]] += total[e]
+            continue
         for p in range(first[e], first[e + 1]):
-            free[p] = pairs[e, device[p]]
-            served[p] = free[p] if first[e + 1] - first[e] > 1 else total[e]
+            served[p] = free[p] = pairs[e, device[p]]
             load[device[p]] += served[p]
         for c in range(expert_first[e], expert_first[e + 1]):
             for g in range(node[c] * group, (node[c] + 1) * group):
@@ -141,37 +147,40 @@ def _leave(
     """
     start, end, item, more = holders.start, holders.end, holders.item, holders.more
     value, cost, room = flow.value, flow.cost, flow.room
-    while load[source] > most and not spent[source]:
-        depth, u = 0, source
-        path[0], spent[source] = source, True
-        while depth >= 0 and not (u < len(load) and load[u] < most):
-            a = after[u]
-            while a < start[u + 1]:
-                if label[u] == cost[a] + label[end[a]] and not spent[end[a]]:
-                    break
-                a += 1
-            after[u] = a
-            if a < start[u + 1]:
-                depth, u = depth + 1, end[a]
-                path[depth], spent[u] = u, True
-            else:  # a dead end
-                depth -= 1
-                u = path[max(depth, 0)]
-                after[u] += 1
-        if depth < 0:
-            break
-        amount = min(load[source] - most, most - load[u])
-        for i in range(depth):
-            amount = min(amount, room[after[path[i]]])
-        load[source] -= amount
-        load[u] += amount
-        spent[u] = False
-        for i in range(depth):
-            a = after[path[i]]
-            j = item[a]
-            value[j] += amount if a == more[j] else -amount
-            _price(j, holders, flow)
-            spent[path[i]] = False
+    depth, u = 0, source
+    path[0], spent[source] = source, True
+    while depth >= 0:
+        if u < len(load) and load[u] < most:
+            amount = min(load[source] - most, most - load[u])
+            for i in range(depth):
+                amount = min(amount, room[after[path[i]]])
+            load[source] -= amount
+            load[u] += amount
+            kept = depth  # the path goes on from its first arc that costs another price now
+            for i in range(depth - 1, -1, -1):
+                a = after[path[i]]
+                j, before = item[a], cost[a]
+                value[j] += amount if a == more[j] else -amount
+                _price(j, holders, flow)
+                if cost[a] != before:
+                    kept = i
+            if load[source] == most:
+                kept = -1
+            for i in range(kept + 1, depth + 1):
+                spent[path[i]] = False
+            depth, u = kept, path[max(kept, 0)]
+            continue
+        a = after[u]
+        while a < start[u + 1] and (label[u] != cost[a] + label[end[a]] or spent[end[a]]):
+            a += 1
+        after[u] = a
+        if a < start[u + 1]:
+            depth, u = depth + 1, end[a]
+            path[depth], spent[u] = u, True
+        else:  # a dead end
+            depth -= 1
+            u = path[max(depth, 0)]
+            after[u] += 1
 
 
 @inlined

@@ -19,6 +19,9 @@ def deal(pairs: Ints, served: Ints, holders: Holders) -> Ints:
     dealt = np.zeros((num_slots, num_devices), np.int64)
     left, room = np.empty(num_devices, np.int64), served.copy()
     for e in range(len(first) - 1):
+        if first[e + 1] - first[e] == 1:
+            dealt[first[e]] = pairs[e]
+            continue
         left[:] = pairs[e]
         for p in range(first[e], first[e + 1]):
             own = min(served[p], left[device[p]])

@@ -8,7 +8,6 @@ busiest device.
 
 import itertools
 import math
-import threading
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +29,7 @@ from ...evaluate.price import STEP
 from ...figures import percent
 from ...task import Task
 from ..registry import STRATEGIES, strategy
-from . import AutoParams
+from . import AutoParams, ahead
 from .candidate import MIN_SEARCH_S, Candidate, Component, Components, best_of_each, named, ranked, record, searches
 from .options import AutoOptions, Ended, Tried
 
@@ -174,43 +173,20 @@ class Search:
 
     def attempt_all(self, several: Sequence[Components]) -> None:
         """Attempt some in their order. Workers decide ahead those that stand on what is known."""
-        ahead = dict[Components, Pending[Candidate]]()
+        pending = dict[Components, Pending[Candidate]]()
         try:
             for place, components in enumerate(several):
-                if not ahead:
-                    ahead = self.begun(several[place:])
-                self.attempt(components, ahead.get(components))
+                if not pending:
+                    pending = ahead.begun(self, several[place:])
+                self.attempt(components, pending.get(components))
         finally:
-            _of_thread.own = None
-            for pending in ahead.values():
-                pending.future.cancel()
+            ahead.ended(pending)
 
-    def begun(self, several: Sequence[Components]) -> dict[Components, Pending[Candidate]]:
-        """Candidates that workers begin to decide; none before the first is known, by which others are left out, and
-        none where time is limited: what is left of it says which are tried.
-        """
-        workers = self.task.workers
-        ready = [*dict.fromkeys(components for components in several if self.is_ready(components))]
-        limited = self.params.time_limit_s is not None
-        if workers is None or workers.size == 1 or limited or not self.tried or not ready:
-            return {}
-        _of_thread.own, task = self, self.task.portable()  # its own for tasks that run in this process
+    def unread(self, task: Task) -> "Search":
+        """The search of a task as workers are sent it, without what this one knows but for the currency."""
         unread = Search(task, self.params, self.started, key=self.key)
         unread.metric = self.metric
-        sent, begun = workers.broadcast(unread), dict[Components, Pending[Candidate]]()
-        for *before, component in ready:
-            base = self.tried.get(tuple(before))
-            light = base and replace(base, solved=replace(base.solved, task=task))
-            begun[(*before, component)] = workers.submit(_solved_ahead, sent, component, light)
-        return begun
-
-    def is_ready(self, components: Components) -> bool:
-        """Check whether components are not known, and what the last stands on is."""
-        *before, component = components
-        if components in self.tried or components in self.refused:
-            return False
-        base = self.tried.get(tuple(before))
-        return not before or (base is not None and component.strategy.stands_on(base.solved.plan))
+        return unread
 
     def grown(self) -> Iterator[Components]:
         """The best candidates of different kinds with one component more, which may gain there alone."""
@@ -234,10 +210,10 @@ class Search:
         """The candidates, of several that differ in memory alone the best."""
         return best_of_each(self.ranked(), attrgetter("without_replicas"))
 
-    def attempt(self, components: Components, ahead: Pending[Candidate] | None = None) -> None:
+    def attempt(self, components: Components, pending: Pending[Candidate] | None = None) -> None:
         """Decide the last component on top of the others and compare it with today; refuse what cannot be decided.
 
-        What workers began `ahead` is taken from them.
+        What workers began ahead, `pending`, is taken from them.
         """
         *before, component = components
         if components in self.tried or components in self.refused:
@@ -253,8 +229,8 @@ class Search:
         self.task.say(f"trying {named(components)}")
         try:
             candidate = (
-                self.solved_by(ahead, component, base)
-                if ahead
+                ahead.taken(self, pending, component, base)
+                if pending
                 else self.solve_component(component, base, is_first=not self.tried)
             )
         except RankError:  # of workers, not of the candidate
@@ -270,13 +246,6 @@ class Search:
             self.tried[components] = candidate
         if any(outcome.status is Status.INTERRUPTED for outcome in candidate.solved.plan.outcome.values()):
             raise KeyboardInterrupt  # a search that kept its best
-
-    def solved_by(self, ahead: Pending[Candidate], component: Component, base: Candidate | None) -> Candidate:
-        """A candidate as workers decided it, as if it had been here; errors as in `solve_component`."""
-        candidate = ahead.result()
-        task = self.task_of(component, base.solved if base else None, inner=True, search_s=self.search_s)
-        components = (*(base.components if base else ()), component)
-        return replace(candidate, components=components, solved=replace(candidate.solved, task=task))
 
     def solve_component(self, component: Component, base: Candidate | None, *, is_first: bool) -> Candidate:
         """A component decided on top of a candidate, beside today.
@@ -394,17 +363,6 @@ class Search:
 
 class CannotGainError(UsageError):
     """A component cannot gain what matters where it stands."""
-
-
-_of_thread = threading.local()  # `own`: the last search of a thread, with all that it has read
-
-
-def _solved_ahead(search: Search, component: Component, base: Candidate | None) -> Candidate:
-    """A candidate as a worker decides it, without what its task has read."""
-    own: Search = getattr(_of_thread, "own", None) or search
-    _of_thread.own = own = own if own.key == search.key else search
-    candidate: Candidate = own.solve_component(component, base, is_first=False)
-    return replace(candidate, solved=replace(candidate.solved, task=own.task.portable()))
 
 
 def _seen(task: Task, usual: Contender) -> tuple[Hashable, ...]:

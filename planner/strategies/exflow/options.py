@@ -35,9 +35,13 @@ def paid_back_tokens(moved: int, copies: float, model: ModelSpec) -> float | Non
 
     None where none are saved, or sizes are not known.
     """
-    if model.ffn_size is None or copies <= 0:
-        return None
-    return moved * EXPERT_MATRICES * model.ffn_size / (copies * model.num_layers)
+    vectors = vectors_a_move(model)
+    return None if vectors is None or copies <= 0 else moved * vectors / (copies * model.num_layers)
+
+
+def vectors_a_move(model: ModelSpec) -> int | None:
+    """Hidden vectors that weigh as much as an expert; None where its size is not known."""
+    return None if model.ffn_size is None else EXPERT_MATRICES * model.ffn_size
 
 
 class StageHops(Record):

@@ -19,7 +19,6 @@ from ....solvers.exflow.strategy import ANNEALING_RATE, BoundKind, ExflowResult
 from ....solvers.moves import experts_moved
 from ....solvers.outcome import PlacementResult, Status
 from ....traces.counts import Counts, Pairs
-from ....traces.model import EXPERT_MATRICES, ModelSpec
 from ...evaluate.evaluate import Evaluated, verdict
 from ...evaluate.journey import Contender, Journey
 from ...evaluate.metrics import COPIES, copies_metric
@@ -30,7 +29,7 @@ from ..placement import PlacementStrategy, highest
 from ..placement_options import PlacementOptions
 from ..strategy import Solution, sidecar
 from . import ExflowParams
-from .options import Cap, Replanned, Search, StageHops, paid_back_tokens
+from .options import Cap, Replanned, Search, StageHops, paid_back_tokens, vectors_a_move
 from .recheck import recheck
 from .sections import pictures, remarks, sections
 
@@ -68,7 +67,10 @@ class Exflow(PlacementStrategy):
         if (horizon := params.horizon) is not None:
             if task.previous is None:
                 raise UsageError(f"--horizon {horizon}; expected 1 token or more, below 1e18, beside --from")
-            _vectors_a_move(task.model)
+            if vectors_a_move(task.model) is None:
+                raise UsageError(
+                    "--horizon weighs experts, and the trace does not say their ffn_size; import with --ffn-size"
+                )
 
     def counted_pairs(self, task: Task) -> tuple[Pairs, bool]:
         """Pairs that a task's objective counts."""
@@ -236,7 +238,9 @@ def _reconsidered(placed: PlacementResult, counts: Counts, task: Task, max_load:
         return placed
     price, horizon = 0.0, params.horizon
     if horizon is not None:
-        price = _vectors_a_move(task.model) * counts.num_tokens / horizon / (2 if _at_home(task) else 1)
+        vectors = vectors_a_move(task.model)
+        assert vectors is not None  # by `check`
+        price = vectors * counts.num_tokens / horizon / (2 if _at_home(task) else 1)
     task.say("weighing moves from the plan in force")
     transitions, coactivation = _pairs(counts, task)
     return reconsider(
@@ -251,13 +255,6 @@ def _reconsidered(placed: PlacementResult, counts: Counts, task: Task, max_load:
         time_limit_s=MOVES_SHARE * params.time_limit_s,
         seed=task.request.seed,
     )
-
-
-def _vectors_a_move(model: ModelSpec) -> int:
-    """Hidden vectors that weigh as much as an expert."""
-    if model.ffn_size is None:
-        raise UsageError("--horizon weighs experts, and the trace does not say their ffn_size; import with --ffn-size")
-    return EXPERT_MATRICES * model.ffn_size
 
 
 STRATEGY = Exflow()

@@ -23,9 +23,10 @@ from moeplan.planner.evaluate.journey import Journey, today
 from moeplan.planner.report.plan import solve_report
 from moeplan.planner.solve import Decided, decide, judge, plan_and_today, task_for
 from moeplan.planner.strategies.auto import AutoParams, search, sections
+from moeplan.planner.strategies.auto.ahead import solved_ahead
 from moeplan.planner.strategies.auto.candidate import Candidate, Component, Components
 from moeplan.planner.strategies.auto.options import AutoOptions
-from moeplan.planner.strategies.auto.search import Search, _solved_ahead
+from moeplan.planner.strategies.auto.search import Search
 from moeplan.planner.strategies.exflow.strategy import Exflow
 from moeplan.planner.strategies.luffy.strategy import Luffy
 from moeplan.planner.strategies.registry import STRATEGIES, strategy
@@ -82,7 +83,7 @@ def test_the_plan_is_the_same_where_processes_try_candidates(trace: Trace, profi
     here, submit, sent = list[Component](), Workers.submit, list[tuple[Component, ...]]()
 
     def submitted(workers: Workers, task: Any, *args: Any) -> Any:
-        if task is _solved_ahead:
+        if task is solved_ahead:
             _, component, base = args
             sent.append((*(base.components if base else ()), component))
         return submit(workers, task, *args)

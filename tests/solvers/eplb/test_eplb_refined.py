@@ -245,10 +245,12 @@ def test_no_start_is_better_for_the_steps_and_the_objective_is_as_defined(
             assert sum(len(set((node // 4).tolist())) for node in row) == num_groups
 
 
-def test_one_step_is_placed_as_its_loads_are(rng: Generator) -> None:
-    loads = rng.lognormal(0, 1, (3, 16))
-    one, alone = eplb.solve(loads[None], Cluster(1, 4), slots=5), eplb.solve(loads, Cluster(1, 4), slots=5)
-    assert one.outcome.objective.value == pytest.approx(alone.outcome.objective.value, rel=1e-3)
+def test_one_step_is_placed_as_its_loads_are_but_searched_longer(rng: Generator) -> None:
+    loads, cluster = rng.lognormal(0, 1.5, (6, 32)), Cluster(1, 16)
+    one, alone = eplb.solve(loads[None], cluster, slots=4), eplb.solve(loads, cluster, slots=4)
+    assert (busiest(loads, one) <= busiest(loads, alone) * (1 + 1e-12)).all()
+    excess, before = (found.outcome.objective.value - 1 for found in (one, alone))
+    assert 0 <= excess < 0.8 * before
 
 
 def test_no_steps_are_refused() -> None:

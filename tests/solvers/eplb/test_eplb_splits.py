@@ -55,7 +55,7 @@ def test_one_slot_more_than_experts_per_device_is_enough_for_one_step(seed: int)
     loads = np.random.default_rng(seed).zipf(1.5, (1, 1, 16)).clip(max=5000) * 100
     found = eplb.solve(loads, Cluster(1, 8), slots=3, replica_rule=ReplicaRule.LP)
     assert found.outcome.objective.value == pytest.approx(1.0, abs=2e-3)
-    assert eplb.solve(loads, Cluster(1, 8), slots=3).outcome.objective.value > 1.01
+    assert eplb.solve(loads, Cluster(1, 8), slots=3).outcome.objective.value > 1.005
 
 
 def test_experts_of_a_group_stay_on_their_node() -> None:

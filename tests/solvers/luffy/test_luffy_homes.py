@@ -16,7 +16,8 @@ from moeplan.solvers.luffy.bound import least_attention, least_seconds, padded_o
 from moeplan.solvers.luffy.growth import growth
 from moeplan.solvers.luffy.rehoming import _even
 from moeplan.solvers.netmoe.bottleneck import Channels, rows_of
-from moeplan.solvers.netmoe.swaps import PAIRS, Held, _descended, _exchange, _kicked, _placed, _state, _time, shorten
+from moeplan.solvers.netmoe.state import Held, exchange, placed, state_of, time_of
+from moeplan.solvers.netmoe.swaps import PAIRS, _descended, _kicked, shorten
 from tests.builders import known
 from tests.solvers.builders import Array, naive_loads
 
@@ -230,8 +231,8 @@ def test_kicks_never_lengthen_the_best_descent_and_are_the_same_again(step: Step
     slots = np.repeat(np.arange(step.cluster.num_devices), step.places)
     rng = np.random.default_rng(seed)
     starts = np.array([rng.permutation(slots)[: len(step.copies)] for _ in range(2)])
-    before, state = starts.copy(), _state(rows, starts[0], *problem)
-    descents = [_descended(state, device, _placed(state, device)) for device in starts.copy()]
+    before, state = starts.copy(), state_of(rows, starts[0], *problem)
+    descents = [_descended(state, device, placed(state, device)) for device in starts.copy()]
     (time, home), (again, homes) = (shorten(rows, starts, *problem) for _ in range(2))
     assert time <= min(descents)
     assert (time, home.tolist(), starts.tolist()) == (again, homes.tolist(), before.tolist())
@@ -245,9 +246,9 @@ def test_kicks_reach_the_least_of_all_homes_more_often_than_descents_do() -> Non
         step = Step(copies, None, luffy.Attention(luffy.Law(0.0, 71e-9, 1e-10), tokens, tokens**2), cluster)
         channels, start = Channels.of(cluster, BYTES), np.arange(7) % 4
         problem = 2, channels.alpha, channels.beta, held_of(step)
-        state, rows = _state(rows_of(step.traffic), start, *problem), rows_of(step.traffic)
+        state, rows = state_of(rows_of(step.traffic), start, *problem), rows_of(step.traffic)
         least = min(naive_seconds(step, home) for home in all_homes(step)) * (1 + 1e-9)
-        descended += _descended(state, start.copy(), _placed(state, start)) <= least
+        descended += _descended(state, start.copy(), placed(state, start)) <= least
         kicked += shorten(rows, start[None].copy(), *problem)[0] <= least
     assert kicked > descended
 
@@ -258,9 +259,9 @@ def test_a_kick_keeps_numbers_and_the_room_and_counts_what_it_leaves(step: Step,
     channels, held, size = Channels.of(step.cluster, BYTES), held_of(step), step.cluster.num_devices
     slots = np.repeat(np.arange(size), step.places)
     device = np.random.default_rng(seed).permutation(slots)[: len(step.copies)]
-    state = _state(rows_of(step.traffic), device, step.cluster.devices_per_node, channels.alpha, channels.beta, held)
+    state = state_of(rows_of(step.traffic), device, step.cluster.devices_per_node, channels.alpha, channels.beta, held)
     before, full = device.copy(), np.maximum(naive_tokens(step, device), step.attention.room(size))
-    _placed(state, device)
+    placed(state, device)
     time, _ = _kicked(state, device, drawn)
     assert time == pytest.approx(naive_seconds(step, device), abs=1e-11)
     assert np.bincount(device, minlength=size).tolist() == np.bincount(before, minlength=size).tolist()
@@ -294,19 +295,19 @@ def test_what_exchanges_change_is_what_counting_every_sample_anew_gives(step: St
     channels, group = Channels.of(step.cluster, BYTES), step.cluster.devices_per_node
     device = rng.integers(0, step.cluster.num_devices, none)
     stepped, counted = (
-        _state(rows_of(step.traffic), device, group, channels.alpha, channels.beta, held) for _ in range(2)
+        state_of(rows_of(step.traffic), device, group, channels.alpha, channels.beta, held) for _ in range(2)
     )
-    _placed(stepped, device)
+    placed(stepped, device)
     for _ in range(8):
         i = int(rng.integers(none))
         others = [(j, device[j]) for j in range(none)] + [(none, d) for d in range(step.cluster.num_devices)]
         others = [(j, d) for j, d in others if d != device[i]]
         if others:
-            _exchange(stepped, device, i, *others[rng.integers(len(others))])
-        _placed(counted, device)
+            exchange(stepped, device, i, *others[rng.integers(len(others))])
+        placed(counted, device)
         for one, other in ((stepped.ports, counted.ports), (stepped.on, counted.on)):
             assert all(np.array_equal(now, anew) for now, anew in zip(one, other, strict=True))
-    assert naive_seconds(step, device) == pytest.approx(_time(stepped), abs=1e-11)
+    assert naive_seconds(step, device) == pytest.approx(time_of(stepped), abs=1e-11)
 
 
 @settings(max_examples=60)
