@@ -172,5 +172,9 @@ def backend_of(workers: str) -> Backend:
             f"--workers {workers}: {error.name or scheme} is not installed; expected pip install 'moeplan[{scheme}]'"
         ) from error
     except (OSError, RuntimeError, ValueError) as error:  # TimeoutError and ConnectionError are OSErrors
-        reason = (printable(str(error).strip()) or type(error).__name__)[:160]
-        raise UsageError(f"--workers {workers}: nothing answers there ({reason}); start it, or leave it out") from error
+        reason = (printable(" ".join(str(error).split())) or type(error).__name__)[:160]
+        if isinstance(error, OSError):
+            said = f"nothing answers there ({reason}); start it, or leave it out"
+        else:
+            said = f"cannot be joined ({reason}); expected the same Python and {scheme} here as there"
+        raise UsageError(f"--workers {workers}: {said}") from error

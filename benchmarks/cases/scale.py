@@ -282,7 +282,8 @@ STUDIES = (
         " which have a budget of work and of time; balanced Markov transitions, rows Dirichlet(0.08); replicas where"
         " devices are more than experts. netmoe: copies of four samples a device, layer after layer. flexmoe: busiest"
         f" device over the mean in the last of {RECORDS} records of {TOKENS:,} pairs a device, with one slot more than"
-        f" the experts need, from contiguous experts. A curve ends before a point that would take over {LIMIT_S:g} s if it grew on as it did last."
+        " the experts need, from contiguous experts. A curve ends before a point that would take over"
+        f" {LIMIT_S:g} s if it grew on as it did last."
         " MB: growth of resident memory, looked at ten times a second.",
     ),
     Study(

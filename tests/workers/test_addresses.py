@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Never
 
 import pytest
 
 from moeplan.errors import UsageError
-from moeplan.workers import opened
+from moeplan.workers import clusters, opened
 from tests.workers import cases
 
 SOON_S = 40  # 15 s, and the start of seven commands at once
@@ -33,6 +34,16 @@ def test_what_names_no_workers_is_refused(text: str) -> None:
 def test_an_extra_that_is_absent_is_named(text: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UsageError, match=rf"{package} is not installed; expected pip install 'moeplan\["), opened(text):
+        pass
+
+
+def test_a_cluster_of_other_versions_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def joined(_: str) -> Never:  # what ray.init raises
+        raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.60.0\n    Python: 3.11.7\n")
+
+    monkeypatch.setitem(clusters.CLUSTERS, "ray", joined)
+    said = r"^--workers ray: cannot be joined \(Version mismatch: .* Ray: 2.60.0 Python: 3.11.7\); expected the same "
+    with pytest.raises(UsageError, match=said), opened("ray"):
         pass
 
 
