@@ -239,12 +239,14 @@ class Pipeline:
         """Work per chunk: copies of dispatch, pairs per call of experts, copies of combine, as in `solvers.seconds`."""
         ports, slots_D, group = self.tally.ports, self.tally.slots, self.scene.cluster.devices_per_node
         assert ports is not None
+        assert self.scene.costs is not None
         if self.capacity_factor is None:
             rows = list[Rows]()
             for copies, kept in ports.exchanges():
-                most = (copies + kept).max(axis=(3, 4), keepdims=True)
-                busiest = copies.max(axis=(3, 4), keepdims=True)
-                rows.append([*zip(cut.parts(busiest), cut.parts(most - busiest), strict=True)])
+                beside = (copies + kept).max(axis=(3, 4)) - copies.max(axis=(3, 4))
+                busiest = self.scene.costs.shared.busiest(copies)
+                parts = (cut.parts(n[..., None, None]) for n in (busiest, beside))
+                rows.append([*zip(*parts, strict=True)])
             return rows[0], cut.parts(self.tally.loads, cut.calls), rows[1]
         peers = {"intra": group - 1, "inter": len(slots_D) - group}
         slots_C = slots_D[0] * np.array([peers[link] for link in link_classes(self.scene.cluster)])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import InputError
+from ...profilers.cases.routed_exchange import busiest_node
 from ...profilers.cluster import Cluster
 from ...profilers.fits.fit import Prediction
 from ...profilers.fits.laws import AttentionLaw
@@ -19,7 +20,7 @@ from ...profilers.profile import Profile
 from ...profilers.series import ELEMENT_BYTES, Series
 from ...runtime.decisions import DispatchModel
 from ...solvers.arrays import Floats
-from ...solvers.ports import LinkClass, link_classes
+from ...solvers.ports import ALONE, LinkClass, Sharing, link_classes
 from ...solvers.seconds import Curve, Curve2, Curve3
 from ...traces.model import ModelSpec
 
@@ -46,6 +47,7 @@ class CostModel:
     #: Seconds of agreeing on counts in a round trip, of `exchange` and of `onward` in each link class, once a layer,
     #: whatever its chunks. 0 where round trips have none, or no all-to-all was measured; None: 0 in every class
     agreements: Sequence[tuple[float, float]] | None = None
+    shared: Sharing = ALONE  #: How the ports of devices make up the bytes of an exchange between nodes
     gather: Sequence[Curve] | None = None
     experts: Curve2 | None = None  #: Over token-expert pairs and experts of a device
     attention: Curve3 | None = None  #: Over (batch, length, calls)
@@ -115,6 +117,7 @@ class CostModel:
             exchange=parts["dispatch"].curves,
             onward=parts["dispatch"].onward,
             agreements=parts["dispatch"].agreements,
+            shared=Sharing.of(cluster),
             gather=parts["kv"].curves,
             experts=parts["experts"].curves,
             attention=parts["attention"].curves,
@@ -159,8 +162,9 @@ def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster:
             return _Part(missing=f"no {cases[-1]} of {ranks} ranks and no {link} link; give --link {link}=GBps:us")
         sources[f"{part} {link}"] = f"link {link}" if series is None else series.key
         if series is not None and series.case == "routed_exchange":
-            curves.append(_half_trip(series, places))
-            onward.append(_half_trip(series, places, moves=1))
+            shared = Sharing.of(cluster) if link == "inter" else ALONE
+            curves.append(_half_trip(series, places, shared.shared_by))
+            onward.append(_half_trip(series, places, shared.shared_by, moves=1))
             agreements.append(_agreements(_series(profile, ("all_to_all",), model, ranks=ranks, link=link)))
             moving = True
         else:
@@ -307,10 +311,12 @@ def _series(
     )
 
 
-def _half_trip(series: Series, places: int, moves: int = 0) -> Curve2:
+def _half_trip(series: Series, places: int, shared_by: float, moves: int = 0) -> Curve2:
     """Half of a dispatch and a combine whose busiest rank sends as much, and keeps as large a part k of all it handles.
 
-    Of the P - 1 other ranks P - P / N are on other nodes: so much of a port's bytes crosses between nodes.
+    Of the P - 1 other ranks P - P / N are on other nodes: so much of a port's bytes crosses between nodes. Where f
+    devices of a node share its link, what was measured counts by the larger of a port's part 1 / f, and the mean part
+    of a device of the busiest node (`Sharing.busiest`).
 
     Notes
     -----
@@ -329,6 +335,8 @@ def _half_trip(series: Series, places: int, moves: int = 0) -> Curve2:
             " measure again: moeplan profile"
         )
     share = (series.ranks - 1) / (series.ranks - series.ranks / places)
+    if shared_by > 1:
+        share = 1 / max(1 / (shared_by * share), busiest_node(series.ranks, places))
     least, largest = series.fit.measured["kept"]
 
     def trip(handled: Floats, kept: Floats | float) -> Prediction:

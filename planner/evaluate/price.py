@@ -165,11 +165,11 @@ def _replicas(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) ->
     elif rows is None:
         rows = Held.of(journey, np.zeros(1, np.int64), scene.cluster.devices_per_node).sums(len(curves))
     shape = (*tally.loads.shape[:2], len(curves), 1, rows.shape[-1])
-    half = exchange_seconds(np.broadcast_to(rows[:, :, :, None] / 2, shape), each, curves)
+    half = exchange_seconds(np.broadcast_to(rows[:, :, :, None] / 2, shape), each, curves, shared=costs.shared)
     seconds = {"sums_s": scaled(2.0, slowest(half)), "moves_s": no_seconds(shape[:2])}
     if moves is not None:
         assert scene.model.expert_state_bytes is not None
-        moved = slowest(exchange_seconds(moves, scene.model.expert_state_bytes, curves))
+        moved = slowest(exchange_seconds(moves, scene.model.expert_state_bytes, curves, shared=costs.shared))
         seconds["moves_s"] = scaled(1 / scene.record_steps, moved)
     return seconds
 
@@ -180,7 +180,8 @@ def _whole(tally: Tally, journey: Journey, scene: Scene, costs: CostModel, *, co
     curves = costs.exchanges(journey.dispatch_model)
     if ports is not None and curves and each:
         for name, (copies, kept) in zip(("dispatch", "combine"), ports.exchanges(), strict=True):
-            layers |= by_class(name, exchange_seconds(copies, each, curves, kept), scene.cluster)
+            seconds = exchange_seconds(copies, each, curves, kept, shared=costs.shared)
+            layers |= by_class(name, seconds, scene.cluster)
         if not combines:
             layers |= {name: no_seconds(part.seconds.shape) for name, part in layers.items() if "combine" in name}
     if costs.experts:

@@ -1,6 +1,7 @@
 """Predicted seconds against formulas: profiles whose curves are known, and tokens walked by hand."""
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.scene import Passes, Scene
 from moeplan.planner.evaluate.units import index_samples, index_units
 from moeplan.profilers.cases import CASES
-from moeplan.profilers.cases.routed_exchange import ways
+from moeplan.profilers.cases.routed_exchange import copies_DD, ways
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.description import describe, on_cluster
 from moeplan.profilers.fits.fit import Fit, Prediction
@@ -32,7 +33,7 @@ from moeplan.profilers.presets import load_preset
 from moeplan.profilers.profile import Profile, load, save
 from moeplan.profilers.series import Series
 from moeplan.solvers.placement import Placement, ReplicaRule
-from moeplan.solvers.seconds import Curve2
+from moeplan.solvers.seconds import Curve2, exchange_seconds
 from moeplan.traces.model import Attention, Latent
 from tests.builders import known, measured_profile, model, series
 from tests.planner.makers import in_several_steps, judged, planned, scene_of, sized, tokens
@@ -501,6 +502,51 @@ def test_between_nodes_an_exchange_takes_what_an_even_one_takes_that_sends_as_mu
     half = inter(port, port)
     np.testing.assert_allclose(half.seconds, 2e-3 + 2e-9 * port * 3 / 2, rtol=0.01)
     assert not half.extrapolated.any()
+
+
+@pytest.mark.parametrize(("cluster", "shared_by"), [("2x2", 2.0), ("2x2", 1.5), ("4x2", 2.0), ("2x4", 4.0)])
+def test_a_profile_of_nodes_that_share_a_link_prices_any_exchange_by_that_link(
+    make_trace: Any, cluster: str, shared_by: float
+) -> None:
+    """Exchanges of which each waits for the busiest link, 1 ns a byte of a device beside all others, as measured."""
+    nodes = Cluster.parse(cluster, [f"inter=1:0:{shared_by}", "intra=1e6:0"])
+    size, group, case = nodes.num_devices, nodes.devices_per_node, CASES["routed_exchange"]
+
+    def link_s(bytes_DD: Any) -> float:
+        """Bytes from device to device, one by one."""
+        sent, received = Counter[int](), Counter[int]()
+        for start, end in itertools.product(range(size), repeat=2):
+            if start // group != end // group:
+                sent[start] += bytes_DD[start][end]
+                received[end] += bytes_DD[start][end]
+        busiest = 0.0
+        for way in (sent, received):
+            of_node = [sum(way[device] for device in range(at, at + group)) / group for at in range(0, size, group)]
+            busiest = max(busiest, *of_node, *(one / shared_by for one in way.values()))
+        return 1e-9 * busiest
+
+    taken = []
+    for trip in ({"bytes": 2**power, **way} for power in range(12, 23, 2) for way in ways(size)):
+        seconds = 2 * link_s((512 * copies_DD(trip["bytes"], trip["kept"], size)).tolist())
+        taken.append(Measurement.of(trip, case.work(trip, size), [seconds] * 6))
+    one = series("routed_exchange", size, "inter", sizes=[taken[0].size, taken[-1].size])
+    one = one.model_copy(update={"measurements": tuple(taken), "fit": fit_series(case, size, taken)})
+    profile = measured_profile(nodes, one, series("routed_exchange", group, "intra", sizes=trips_of(group), b_s=1e-15))
+    costs = known(CostModel.of(profile, nodes, IN_FLOATS, samples=False))
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        sent_DD = rng.integers(0, 2000, size=(size, size)) * rng.integers(0, 2, size=(size, 1))
+        sent_DD[0, -1] += 500
+        node_D = np.arange(size) // group
+        far_DD = sent_DD * (node_D[:, None] != node_D)
+        ports = np.zeros((1, 1, 2, 2, size), np.int64)
+        ports[0, 0, 1] = far_DD.sum(1), far_DD.sum(0)
+        predicted = exchange_seconds(ports, 32.0, known(costs.exchange), shared=costs.shared)[1]
+        assert predicted.seconds[0, 0] == pytest.approx(link_s((32 * far_DD).tolist()), rel=0.06)
+
+
+def trips_of(ranks: int) -> list[dict[str, int]]:
+    return [{"bytes": 2**power, **way} for power in (10, 14, 18) for way in ways(ranks)]
 
 
 def copied(copy_s: float) -> Curve2:
