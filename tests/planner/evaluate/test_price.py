@@ -115,6 +115,37 @@ def test_fp8_rows_take_the_exchange_of_a_byte_for_each_element_and_four(make_tra
     assert (fp8["step_s"] < exact["step_s"]).all()
 
 
+@pytest.mark.parametrize("passes", [None, Passes(0.0, full_duplex=False), Passes(2.0, full_duplex=True)])
+def test_rows_of_a_wire_take_the_seconds_of_encoding_and_decoding_them(make_trace: Any, passes: Any) -> None:
+    """1 s a row, and nothing else: of the busiest device the mean of rows sent and received, its own among them."""
+    trace = make_trace(samples=8)
+    scene = scene_of(trace, Cluster.parse("1x2", ("intra=1e6:0",)), passes=passes)
+
+    def coding(rows: Any) -> Prediction:
+        return Prediction(rows, rows, rows, rows < 0)
+
+    def nothing(pairs: Any, _slots: Any) -> Prediction:
+        return Prediction(0 * pairs, 0 * pairs, 0 * pairs, pairs < 0)
+
+    scene = replace(scene, costs=replace(known(scene.costs), experts=nothing, coding=coding))
+    exact, fp8 = (priced(scene, Journey("standard", HALVES, wire=wire)) for wire in (None, "fp8"))
+    expected = np.zeros(2)
+    home_T, step_T = np.repeat(np.arange(8) % 2, 10), np.repeat(np.arange(8) // 4, 10)
+    for step, layer in np.ndindex(2, 3):
+        rows = dict.fromkeys((0, 1), 0.0)
+        for ids_K, home in zip(tokens(trace)[step_T == step, layer], home_T[step_T == step], strict=True):
+            for device in {int(expert) // 4 for expert in ids_K}:
+                rows[int(home)] += 0.5  # encoded
+                rows[device] += 0.5  # decoded
+        expected[step] += max(rows.values())
+    for name in ("dispatch_s", "combine_s"):
+        np.testing.assert_allclose(exact[name], 0, atol=1e-6)
+        np.testing.assert_allclose(fp8[name], expected, atol=1e-6)
+    exchanges = 2 if passes is None or not passes.backward else 4
+    if passes is None or not passes.full_duplex:
+        np.testing.assert_allclose(fp8["step_s"] - exact["step_s"], exchanges * expected, atol=1e-6)
+
+
 def test_coherent_top_1_combines_for_nothing(make_trace: Any, make_profile: Any) -> None:
     scene = scene_of(make_trace(samples=8, top_k=1), "1x2", profile=make_profile("1x2"))
     parts = priced(scene, Journey("coherent", HALVES))
@@ -543,6 +574,22 @@ def test_a_profile_of_nodes_that_share_a_link_prices_any_exchange_by_that_link(
         ports[0, 0, 1] = far_DD.sum(1), far_DD.sum(0)
         predicted = exchange_seconds(ports, 32.0, known(costs.exchange), shared=costs.shared)[1]
         assert predicted.seconds[0, 0] == pytest.approx(link_s((32 * far_DD).tolist()), rel=0.06)
+
+
+def test_training_is_priced_where_devices_share_a_link_and_nobody_holds_replicas(make_trace: Any) -> None:
+    """Evened ports take on a shared link what they take on ports of their own; uneven ones no more."""
+    spec = replace(make_trace(samples=8).model, hidden_size=8, ffn_size=8, dtype_bytes=4)
+    parts = []
+    for link in ("inter=1:5", "inter=1:5:2"):
+        scene = scene_of(make_trace(samples=8), Cluster.parse("2x2", ("intra=1:5", link)), passes=Passes(2.0, False))
+        costs = CostModel.of(None, scene.cluster, spec, samples=False)
+        experts = lambda pairs, _: Prediction(0 * pairs, 0 * pairs, 0 * pairs, pairs < 0)  # noqa: E731
+        scene = replace(scene, model=spec, costs=replace(known(costs), experts=experts))
+        parts.append(priced(scene, Journey("standard", Placement.from_sets([[[0, 1], [2, 3], [4, 5], [6, 7]]] * 3, 8))))
+    alone, shared = parts
+    np.testing.assert_allclose(shared["ideal_step_s"], alone["ideal_step_s"])
+    assert (shared["step_s"] < alone["step_s"]).all()
+    assert not shared["sums_s"].any()
 
 
 def trips_of(ranks: int) -> list[dict[str, int]]:
