@@ -3,7 +3,7 @@
 import html
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ h1 {{ font-size: 1.4em; margin: 0 }} h2 {{ font-size: 1.15em; margin: 2em 0 .3em
 p {{ margin: .3em 0; white-space: pre-wrap; overflow-wrap: anywhere }}
 p.big {{ font-size: 2.6em; font-weight: 700; line-height: 1.2; margin: .4em 0 .1em }}
 p.mono {{ font: 12px/1.5 ui-monospace, monospace }}
-.wide {{ overflow-x: auto; margin: .6em 0 }} table {{ border-collapse: collapse }}
+.wide {{ overflow-x: auto; margin: .6em 0 }} .paper {{ display: none }} table {{ border-collapse: collapse }}
 td, th {{ padding: .15em .9em .15em 0; text-align: right; vertical-align: top; font-weight: normal;
   border-bottom: 1px solid {GRID} }}
 th {{ color: {SOFT} }} td:first-child, th:first-child, .words td, .words th {{ text-align: left }}
@@ -42,7 +42,8 @@ svg {{ display: block; width: 100%; height: auto }}
   figure, tr {{ break-inside: avoid }} h2, h2 + p {{ break-after: avoid }}
   .pictures {{ display: block }} .small figure {{ width: 24% }}
   figure {{ display: inline-block; vertical-align: top; width: 48%; margin: 0 1% .8em 0 }}
-  .wide {{ overflow: visible }} table {{ font-size: 8pt }} td, th {{ padding-right: .6em }}
+  .wide {{ overflow: visible }} .screen {{ display: none }} .paper {{ display: block }}
+  table {{ font-size: 8pt }} td, th {{ padding-right: .6em }}
   @page {{ size: A4; margin: 14mm }} }}
 {PICTURE_STYLE}
 {colour_rules(LIGHT)}
@@ -51,6 +52,7 @@ svg {{ display: block; width: 100%; height: auto }}
   image {{ filter: invert(1) hue-rotate(180deg) }} {colour_rules(DARK)} }}
 """
 GAP = 2  # signs between two columns
+SHEET = 110  # signs of a table across a sheet
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +159,20 @@ class Table:
             console.print(self.note)
 
     def html(self) -> str:
-        """Table of a page; one of words is set to the left."""
+        """Table of a page; one of words is set to the left, one of more figures than a sheet holds printed in parts."""
+        note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
+        parts = [] if self.words else replace(self, whole=True).fitting(SHEET)
+        if len(parts) < 2:
+            return self._rows_html("wide words" if self.words else "wide") + f"{note}\n"
+        printed = "".join(part._rows_html("wide paper") for part in parts)
+        return self._rows_html("wide screen") + printed + f"{note}\n"
+
+    def _rows_html(self, kind: str) -> str:
         head = "".join(f"<th>{html.escape(column.header)}</th>" for column in self.columns)
         rows = zip(*(column.cells for column in self.columns), strict=True)
         body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
         first = f"<tr>{head}</tr>" if any(column.header for column in self.columns) else ""
-        kind = "wide words" if self.words else "wide"
-        return f'<div class="{kind}"><table>{first}{body}</table></div>{note}\n'
+        return f'<div class="{kind}"><table>{first}{body}</table></div>'
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,25 +2,31 @@
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..errors import UsageError
 
 MAX_DEVICES = 65_536
+NUMBER = r"([0-9.]+(?:e-?[0-9]+)?)"
 FASTEST = 1e-15  # seconds a byte: ratios of links stay exact beside 1
 LINK_KINDS = ("intra", "inter")
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link class as alpha-beta: seconds to start, seconds a byte."""
+    """A link class as alpha-beta: seconds to start, and seconds per byte of a device while all others send, too."""
 
     latency_s: float
     s_per_byte: float
+    #: How many times as fast a device is while the others of its node are silent: 1 of a port of its own, as many as
+    #: a node has devices where all of them share one
+    shared_by: float = 1.0
 
     def __post_init__(self) -> None:
+        if not 1 <= self.shared_by <= MAX_DEVICES:
+            raise UsageError(f"link shared by {self.shared_by} devices; expected 1 (none) to {MAX_DEVICES:,}")
         if not (0 <= self.latency_s < 3600 and FASTEST <= self.s_per_byte < 1):
             raise UsageError(
                 f"link with latency {self.latency_s} s and {self.s_per_byte} s/byte; expected 0 <= latency < 3600 and"
@@ -29,17 +35,31 @@ class Link:
 
     @classmethod
     def parse(cls, text: str) -> tuple[str, "Link"]:
-        """`KIND=GBps:us` as (kind, link), e.g. `inter=25:4.5`."""
-        match = re.fullmatch(r"(intra|inter)=([0-9.]+(?:e-?[0-9]+)?):([0-9.]+(?:e-?[0-9]+)?)", text)
+        """`KIND=GBps:us` as (kind, link), e.g. `inter=25:4.5`; `inter=GBps:us:DEVICES` of one that devices share."""
+        match = re.fullmatch(rf"(intra|inter)={NUMBER}:{NUMBER}(?::{NUMBER})?", text)
         try:
-            if match is None:
+            if match is None or (match[1] == "intra" and match[4]):
                 raise ValueError
-            return match[1], cls(latency_s=float(match[3]) * 1e-6, s_per_byte=1e-9 / float(match[2]))
+            latency_s, s_per_byte = float(match[3]) * 1e-6, 1e-9 / float(match[2])
+            return match[1], cls(latency_s, s_per_byte, float(match[4] or 1))
         except (ValueError, ZeroDivisionError, UsageError):
             raise UsageError(
-                f"link {text!r}; expected KIND=GBps:us with KIND intra or inter, for example inter=25:4.5; at most"
-                f" {1e-9 / FASTEST:,.0f} GB/s, and less than an hour"
+                f"link {text!r}; expected KIND=GBps:us with KIND intra or inter, for example inter=25:4.5, or"
+                f" inter=GBps:us:DEVICES of one that so many devices of a node share; at most {1e-9 / FASTEST:,.0f}"
+                " GB/s, and less than an hour"
             ) from None
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], Any]) -> Any:
+        """The schema of JSON, which leaves out that a device has a port of its own, as earlier files do."""
+        from pydantic_core import core_schema
+
+        def told(link: "Link", inner: Callable[[Any], dict[str, float]]) -> dict[str, float]:
+            return {name: value for name, value in inner(link).items() if (name, value) != ("shared_by", 1.0)}
+
+        schema = handler(source)
+        schema["serialization"] = core_schema.wrap_serializer_function_ser_schema(told)
+        return schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +81,19 @@ class Cluster:
             )
         if unknown := set(self.links) - set(LINK_KINDS):
             raise UsageError(f"link kinds {sorted(unknown)}; expected {' or '.join(LINK_KINDS)}")
+        if "intra" in self.links and self.links["intra"].shared_by != 1:
+            raise UsageError("a link intra that devices share; expected that of link inter: leave it out")
 
     @classmethod
     def parse(cls, text: str, links: Iterable[str] = ()) -> "Cluster":
-        """`NxG`, e.g. `2x8`, with links as `KIND=GBps:us`."""
+        """`NxG`, e.g. `2x8`, with links as `Link.parse` takes them."""
         match = re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", text)
         if match is None:
             raise UsageError(f"cluster {text!r}; expected NxG with N nodes of G devices, for example 2x8")
         return cls(int(match[1]), int(match[2])).linked(links)
 
     def linked(self, links: Iterable[str]) -> "Cluster":
-        """The cluster with these links, `KIND=GBps:us` each, in place of its own of their kinds."""
+        """The cluster with these links, as `Link.parse` takes them, in place of its own of their kinds."""
         stated: dict[str, Link] = {}
         for kind, link in map(Link.parse, links):
             if kind in stated:

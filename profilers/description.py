@@ -6,7 +6,7 @@
     devices_per_node: 8
     links:                                   # optional
       intra: {gbytes_per_s: 400, latency_us: 2}
-      inter: {gbytes_per_s: 50, latency_us: 5}
+      inter: {gbytes_per_s: 50, latency_us: 5}     # of a device; `shared_by: 8` where so many share one link
 """
 
 import re
@@ -37,6 +37,7 @@ class _LinkText(BaseModel):
 
     gbytes_per_s: float = Field(gt=0, le=1e6)
     latency_us: float = Field(ge=0, lt=1e9)
+    shared_by: float = 1.0
 
 
 class _ClusterText(BaseModel):
@@ -163,7 +164,8 @@ def _read(path: Path) -> Cluster:
     text = validated(_ClusterText, read_yaml(path, what=what, max_bytes=MAX_YAML_BYTES), source=str(path), what=what)
     try:
         links: dict[str, Link] = {
-            kind: Link(link.latency_us * 1e-6, 1e-9 / link.gbytes_per_s) for kind, link in text.links.items()
+            kind: Link(link.latency_us * 1e-6, 1e-9 / link.gbytes_per_s, link.shared_by)
+            for kind, link in text.links.items()
         }
         return Cluster(text.num_nodes, text.devices_per_node, links)
     except UsageError as error:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ..errors import InputError
@@ -12,6 +12,7 @@ from .series import LinkKind, Series
 
 Pair = tuple[int, int]
 MIN_SPAN = 64  # times as much work as the smallest: a line through nearer sizes tells no bandwidth
+MIN_SHARED = 1.5  # times as fast a pair is alone, from which on it shares its link with others
 MIN_RATIO = 2.0  # between the slowest pair of one class and the fastest of the other
 
 
@@ -101,10 +102,20 @@ def measured_links(cluster: Cluster, series: Mapping[str, Series]) -> dict[str, 
     between two ranks: Link(a, b). Of an all-to-all of all P ranks on several nodes, P - G of the P - 1 blocks that
     leave a rank go between nodes, and are taken to decide the time, so that a byte between nodes costs
 
-        b_inter = b (P - 1) / (P - G)
+        b_inter = b (P - 1) / (P - G)                                                                           (1)
+
+    A pair between nodes that takes b_pair a byte, alone on the wire, has more than its share of the all-to-all's where
+    the devices of a node share its link: by b_inter / b_pair of them, G at most. Below `MIN_SHARED` that is put down to
+    the all-to-all, and each has a port of its own.
     """
     kinds: tuple[LinkKind, ...] = ("intra", "inter")
-    return {kind: link for kind in kinds if (link := _link(kind, cluster, series)) is not None}
+    links: dict[str, Link] = {kind: link for kind in kinds if (link := _link(kind, cluster, series)) is not None}
+    pair = _fitted("point_to_point", 2, "inter", series)
+    if "inter" in links and pair is not None:
+        times = min(links["inter"].s_per_byte / max(pair.alpha_beta.b_s, FASTEST), float(cluster.devices_per_node))
+        if times >= MIN_SHARED:
+            links["inter"] = replace(links["inter"], shared_by=times)
+    return links
 
 
 def _cut(times: Mapping[Pair, float], num_ranks: int) -> tuple[tuple[int, ...], float] | None:
@@ -126,15 +137,18 @@ def _cut(times: Mapping[Pair, float], num_ranks: int) -> tuple[tuple[int, ...], 
 def _link(kind: LinkKind, cluster: Cluster, series: Mapping[str, Series]) -> Link | None:
     together = cluster.devices_per_node if kind == "intra" else cluster.num_devices
     for case, ranks in (("all_to_all", together), ("point_to_point", 2)):
-        for one in series.values():
-            if (one.case, one.ranks, one.link) != (case, ranks, kind) or not _tells_bandwidth(one.fit):
-                continue
-            assert one.fit is not None
-            line, share = one.fit.alpha_beta, 1.0
+        if (fit := _fitted(case, ranks, kind, series)) is not None:
+            share = 1.0
             if kind == "inter" and case == "all_to_all":
-                share = (cluster.num_devices - 1) / (cluster.num_devices - cluster.devices_per_node)
-            return Link(line.a_s, max(line.b_s * share, FASTEST))
+                share = (cluster.num_devices - 1) / (cluster.num_devices - cluster.devices_per_node)  # (1)
+            return Link(fit.alpha_beta.a_s, max(fit.alpha_beta.b_s * share, FASTEST))
     return None
+
+
+def _fitted(case: str, ranks: int, kind: LinkKind, series: Mapping[str, Series]) -> Fit | None:
+    """The fit of the first such series that tells a bandwidth."""
+    fits = (one.fit for one in series.values() if (one.case, one.ranks, one.link) == (case, ranks, kind))
+    return next(filter(_tells_bandwidth, fits), None)
 
 
 def _tells_bandwidth(fit: Fit | None) -> bool:

@@ -2,10 +2,10 @@
 
 from typing import Literal
 
+from ..profilers.encoded import SCALE_BYTES
 from ..traces.model import ModelSpec
 
 Wire = Literal["fp8"]  # an e4m3 number for each element, beside one scale
-SCALE_BYTES = 4
 
 
 def copy_bytes(model: ModelSpec, wire: Wire | None) -> int | None:

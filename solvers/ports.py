@@ -5,7 +5,8 @@ tokens those that join devices (`link_classes`).
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,44 @@ def link_classes(cluster: Cluster) -> tuple[LinkClass, ...]:
     """The link classes that join the devices of a cluster, "intra" before "inter"."""
     inside: tuple[LinkClass, ...] = ("intra",) if cluster.devices_per_node > 1 else ()
     return (*inside, "inter") if cluster.num_nodes > 1 else inside
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How many devices of a node share its link to other nodes, as `Link.shared_by` says; 1: none do."""
+
+    devices_per_node: int = 1
+    shared_by: float = 1.0
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Self:
+        """That of a cluster; where no link between nodes is known, each device has a port of its own."""
+        link = cluster.links.get("inter") if cluster.num_nodes > 1 else None
+        most = float(cluster.devices_per_node)
+        return cls(cluster.devices_per_node, 1.0 if link is None else min(link.shared_by, most))
+
+    def busiest(self, copies: NDArray[np.number]) -> NDArray[Any]:
+        """Copies through the port that decides how long each link class takes, `[..., C]` of `[..., C, 2, D]`.
+
+        Notes
+        -----
+        Of n copies of a device in a direction, max n. Between nodes, the last class of two, a device alone sends f
+        times as fast as beside the G - 1 others of its node: the exchange takes as long as an even one of so many
+        copies a device,
+
+            max(max_d n_d / f, max_node sum_{d in node} n_d / G)                                                (1)
+
+        which is max n for f = 1, and for f = G the mean of the busiest node's devices.
+        """
+        port_C: NDArray[Any] = copies.max(axis=(-2, -1))
+        if self.shared_by == 1:
+            return port_C
+        far_2NG = copies[..., -1, :, :].reshape(*copies.shape[:-3], copies.shape[-2], -1, self.devices_per_node)
+        far = np.maximum(port_C[..., -1] / self.shared_by, far_2NG.mean(axis=-1).max(axis=(-2, -1)))  # (1)
+        return np.concatenate([port_C[..., :-1], far[..., None]], axis=-1)
+
+
+ALONE = Sharing()
 
 
 def remote_visits(devices: NDArray[np.integer], end: NDArray[np.integer]) -> Bools:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ..profilers.fits.fit import Prediction
 from .arrays import Bools, Floats, Ints
+from .ports import ALONE, Sharing
 
 Curve = Callable[[Floats], Prediction]  # bytes through the busiest port in one direction -> seconds
 Curve2 = Callable[[Floats, Floats], Prediction]
@@ -27,7 +28,12 @@ Curve3 = Callable[[Floats, Floats, Floats], Prediction]
 
 
 def exchange_seconds(
-    copies: NDArray[np.number], copy_bytes: float, curves: Sequence[Curve2], kept: Ints | int = 0
+    copies: NDArray[np.number],
+    copy_bytes: float,
+    curves: Sequence[Curve2],
+    kept: Ints | int = 0,
+    *,
+    shared: Sharing = ALONE,
 ) -> list[Prediction]:
     """Seconds of one dispatch or combine in each link class, `[B, L]` each; the `slowest` is the whole.
 
@@ -43,23 +49,38 @@ def exchange_seconds(
     kept
         Hidden vectors that each device sends itself, `[B, L, 1, 1, D]`; of the busiest device of each class alone, as
         chunks have it, `[B, L, C or 1, 1, 1]` beside copies `[B, L, C, 1, 1]`.
+    shared
+        How many devices of a node share its link, by which n_c below is found; of busiest ports alone, nothing.
 
     Notes
     -----
     The classes work side by side, and the busiest port of each decides. The three dispatch models differ only in where
     a combine's copies go (`ports.combined_at`): to the old home, to the first expert's device, or to the next home.
 
-        t = max_c t_c,        t_c = curve_c(b max_{d, direction} n_cd, b max_{d, direction} (n_cd + k_cd))       (2)
+        t = max_c t_c,        t_c = curve_c(b n_c, b (n_c + max_{d, direction} (n_cd + k_cd) - max_{d, direction} n_cd))
+        n_c = max_{d, direction} n_cd, or where devices of a node share its link `Sharing.busiest`               (2)
 
     with n the copies and b the bytes of each. What a device sends itself counts once: k_cd is that of device d for the
     first class, which joins the devices of a node where it has several, 0 for another. A class without n and k takes no
     time.
     """
     own_C11 = np.arange(copies.shape[2])[:, None, None] == 0
-    counts = copies, copies + kept * own_C11
-    ports_BLC, most_BLC = (copy_bytes * one.max(axis=(3, 4)).astype(np.float64) for one in counts)
+    port_BLC, handled_BLC = shared.busiest(copies), (copies + kept * own_C11).max(axis=(3, 4))
+    if shared.shared_by != 1:
+        handled_BLC = handled_BLC + (port_BLC - copies.max(axis=(3, 4)))
+    ports_BLC, most_BLC = (copy_bytes * n.astype(np.float64) for n in (port_BLC, handled_BLC))
     found = [curve(ports_BLC[..., c], most_BLC[..., c]) for c, curve in enumerate(curves)]
-    return [_only_where(most_BLC[..., c] > 0, seconds) for c, seconds in enumerate(found)]
+    return [only_where(most_BLC[..., c] > 0, seconds) for c, seconds in enumerate(found)]
+
+
+def coded_rows(copies: NDArray[np.number], kept: Ints) -> NDArray[Any]:
+    """Hidden vectors that the busiest device encodes and decodes in an exchange, the mean of both, `[B, L]`.
+
+    Copies are `[B, L, C, 2, D]`, those that devices send themselves `[B, L, 1, 1, D]`: rows are encoded whole, wherever
+    they go.
+    """
+    rows_BL: NDArray[Any] = (copies.sum(axis=2).mean(axis=2) + kept[:, :, 0, 0]).max(axis=2)
+    return rows_BL
 
 
 def expert_seconds(pairs: Ints, slots: Ints, curve: Curve2) -> Prediction:
@@ -84,7 +105,7 @@ def expert_seconds(pairs: Ints, slots: Ints, curve: Curve2) -> Prediction:
     for width in np.unique(slots[slots > 0]).tolist():
         busiest_BL = pairs[:, :, slots == width].max(axis=2).astype(np.float64)
         seconds = curve(np.maximum(busiest_BL, 1), np.full(busiest_BL.shape, float(width)))
-        found.append(_only_where(busiest_BL > 0, seconds))
+        found.append(only_where(busiest_BL > 0, seconds))
     return slowest(found)
 
 
@@ -116,7 +137,7 @@ def attention_seconds(tokens: Ints, contexts: Ints, curve: Curve3, calls: Ints |
     over_BLD = np.maximum(contexts, 1).astype(np.float64)
     calls_BLD = np.ones(tokens.shape) if calls is None else np.maximum(calls, 1).astype(np.float64)
     seconds = curve(held_BLD**2 / over_BLD, over_BLD / held_BLD, calls_BLD)  # (4)
-    return _reduced(_only_where(tokens > 0, seconds), lambda x: x.max(axis=2))
+    return _reduced(only_where(tokens > 0, seconds), lambda x: x.max(axis=2))
 
 
 def gather_seconds(
@@ -184,6 +205,6 @@ def _reduced(seconds: Prediction, how: Callable[[Floats], Any]) -> Prediction:
     return Prediction(how(seconds.seconds), how(seconds.low), how(seconds.high), np.asarray(flagged))
 
 
-def _only_where(busy: Bools, seconds: Prediction) -> Prediction:
+def only_where(busy: Bools, seconds: Prediction) -> Prediction:
     """No seconds where there is nothing to do."""
     return Prediction(seconds.seconds * busy, seconds.low * busy, seconds.high * busy, seconds.extrapolated & busy)

@@ -11,6 +11,12 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+UNFOLD = "document.querySelectorAll('details').forEach(one => one.open = true)"
+WIDTH = {  # of the contents; on paper nothing scrolls, so that what a box cuts off or lets out counts, too
+    "screen": "document.documentElement.scrollWidth",
+    "print": "Math.max(document.documentElement.scrollWidth,"
+    " ...[...document.querySelectorAll('body, body *')].map(one => Math.floor(one.getBoundingClientRect().right)))",
+}
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars")
 
 
@@ -43,7 +49,7 @@ class Browser:
         return answer["result"]
 
     def visit(self, page: Path, *, width: int, scheme: str = "light", media: str = "screen") -> dict[str, Any]:
-        """Show a page so wide; what it asked for, its errors, and how wide its contents are."""
+        """Show a page so wide, unfolded; what it asked for, its errors, and how wide its contents are."""
         self.events.clear()
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=True)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
@@ -51,12 +57,13 @@ class Browser:
         self.call("Page.navigate", url=page.as_uri())
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next())
+        self.value(UNFOLD)
         kinds = [(event["method"], event["params"]) for event in self.events if "method" in event]
         urls = [params["request"]["url"] for method, params in kinds if method == "Network.requestWillBeSent"]
         return {
             "outside": [url for url in urls if not url.startswith(("data:", page.as_uri()))],
             "errors": [params for method, params in kinds if method in ("Log.entryAdded", "Runtime.exceptionThrown")],
-            "width": self.value("document.documentElement.scrollWidth"),
+            "width": self.value(WIDTH[media]),
         }
 
     def value(self, script: str) -> Any:

@@ -25,10 +25,11 @@ from moeplan.planner.strategies.luffy.condensation import furthest
 from moeplan.planner.strategies.luffy.folding import EXACT, Gate, History, Star, Way
 from moeplan.planner.strategies.luffy.measured import EMBEDDED, Call, Judged, Measured, Step, measured
 from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.encoded import SCALE_BYTES
 from moeplan.runtime.engine.clusters import BLOCK
 from moeplan.runtime.engine.condenser import standing
 from moeplan.runtime.engine.copies import select
-from moeplan.runtime.wire import SCALE_BYTES, Wire
+from moeplan.runtime.wire import Wire
 from moeplan.traces.reader import open_trace
 
 from ..race import race

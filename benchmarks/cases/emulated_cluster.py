@@ -169,11 +169,10 @@ STUDIES = (
         quality="predicted, s",
         baseline="today",
         note="Seconds of the MoE layers of the embedded model as moeplan replay measures them, beside those that a"
-        " quick profile of this cluster predicts, of exchanges up to 2 MB a rank. 256 tokens a rank of text that the"
+        " profile of this cluster predicts, of exchanges up to 1 MB a rank. 256 tokens a rank of text that the"
         " model never saw; exchange and experts: of the forward pass, each after a barrier, experts on shared cores."
-        " Copies: hidden vectors sent in a step; rows that stand for others are not sent. Exchanges are predicted by"
-        " the busiest device, although the devices of a node share its link. Nodes are network namespaces on links of"
-        f" {WIRE.rate_mbps:g} Mbit/s.",
+        " Copies: hidden vectors sent in a step; rows that stand for others are not sent. Nodes are network"
+        f" namespaces on links of {WIRE.rate_mbps:g} Mbit/s.",
         instances=_instances,
         rows=_replays,
     ),

@@ -24,13 +24,12 @@ from moeplan.planner.replay.model import signs
 from moeplan.planner.strategies.luffy.folding import EXACT, Gate, Seats, Star, Way
 from moeplan.planner.strategies.luffy.measured import Judged, Measured, Step
 from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.encoded import SCALE_BYTES, decoded, encoded
 from moeplan.runtime import parallelize
 from moeplan.runtime.decisions import CondensationDecision, SamplePolicyDecision
 from moeplan.runtime.engine.copies import select
-from moeplan.runtime.engine.wire import decoded, encoded
 from moeplan.runtime.expert_parallel import ExpertParallelModel
 from moeplan.runtime.plan import Plan
-from moeplan.runtime.wire import SCALE_BYTES
 from moeplan.solvers import contiguous
 from moeplan.solvers.luffy import Attention, Law, first_homes, rehome
 from moeplan.traces.recording.layers import moe_layers

@@ -4,6 +4,7 @@ The embedded model on text that it never saw. Nothing waits in the place of comp
 experts are small beside the exchanges of this network.
 """
 
+import copy
 import functools
 import tempfile
 from collections.abc import Callable, Sequence
@@ -20,8 +21,8 @@ from moeplan.planner.replay.result import Replayed
 from moeplan.planner.request import Request
 from moeplan.planner.solve import make
 from moeplan.profilers.cases import PLANNED
-from moeplan.profilers.cases.case import Case
-from moeplan.profilers.cases.point_to_point import PointToPoint
+from moeplan.profilers.cases.case import Alone, Case, Collective
+from moeplan.profilers.cases.point_to_point import PointToPoint, pairs
 from moeplan.profilers.cases.routed_exchange import RoutedExchange, ways
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.harness import Request as Measuring
@@ -39,7 +40,9 @@ from .network import WIRE, Report, run_cluster
 LENGTH, SAMPLES = 64, 4  # tokens of a sample, samples of a device and step
 #: Without the burst that may follow a pause: exchanges are profiled with pauses between them, and chunks have none
 STEADY = replace(WIRE, burst_bytes=3000, frame_bytes=1500)
-OCTAVES = (0, 5, 7, 8, 9, 11)  # of a kilobyte that a rank handles in an exchange
+PAIR_BYTES = (2**10, 2**18)
+BUFFER_BYTES = (2**10, 2**13, 2**16, 2**19)  # of four ranks
+OCTAVES = (0, 4, 6, 7, 8, 9, 10)  # of a kilobyte that a rank handles in an exchange
 RECORDED = "steps of a training run"
 Settings = dict[str, Any]
 #: What is run to the requests of its plans, which are replayed beside one another
@@ -60,20 +63,30 @@ RUNS: dict[str, dict[str, Settings]] = {
 }
 
 
-class SmallExchange(RoutedExchange):
-    """The exchange of a routed block at sizes that this wire carries in less than a second."""
+def small(case: Case) -> Case:
+    """A case at sizes that suit this wire, which carries each in less than a second, and small models."""
+    one = copy.copy(case)
+    if isinstance(one, Alone):
+        one.grids = replace(one.grids, cpu=one.grids.quick_cpu)
+    else:
+        kinds = {RoutedExchange: _exchanges, PointToPoint: _pairs, Collective: _buffers}
+        vars(one)["sizes"] = next(sizes for kind, sizes in kinds.items() if isinstance(one, kind))
+    return one
 
-    def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """Bytes of hidden vectors that the busiest rank handles."""
-        return [{"bytes": 1024 << octave, **way} for octave in OCTAVES for way in ways(world.size)]
+
+def _exchanges(world: World, *, quick: bool) -> Sequence[Size]:
+    return [{"bytes": 1024 << octave, **way} for octave in OCTAVES for way in ways(world.size)]
 
 
-#: What planning reads but single pairs, the links being those of the all-to-all
-MEASURED: tuple[Case, ...] = tuple(
-    SmallExchange() if isinstance(case, RoutedExchange) else case
-    for case in PLANNED
-    if not isinstance(case, PointToPoint)
-)
+def _pairs(world: World, *, quick: bool) -> Sequence[Size]:
+    return [{"bytes": count, "first": one, "second": two} for count in PAIR_BYTES for one, two in pairs(world.size)]
+
+
+def _buffers(world: World, *, quick: bool) -> Sequence[Size]:
+    return [{"bytes": world.size * count // 4} for count in BUFFER_BYTES]
+
+
+MEASURED: tuple[Case, ...] = tuple(map(small, PLANNED))  # what planning reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +113,8 @@ def replayed(name: str, rounds: int, say: Callable[[str], None]) -> Chain:
 
 
 def profiled(cluster: Cluster) -> Profile:
-    """What `moeplan profile --quick` would measure there, at sizes that suit the wire."""
-    log = Log(MEASURED, grid="quick", earlier=None, on_progress=None, on_profile=None)
+    """What `moeplan profile` would measure there, at sizes that suit the wire."""
+    log = Log(MEASURED, grid="default", earlier=None, on_progress=None, on_profile=None)
     run_cluster(cluster, STEADY, _measure, on_progress=log.receive)
     return log.profile(complete=True)
 
@@ -143,7 +156,7 @@ def _world(cluster: Cluster, rank: int, report: Report) -> World:
 
 
 def _measure(cluster: Cluster, rank: int, _payload: None, report: Report) -> None:
-    measure_cases(_world(cluster, rank, report), Measuring(MEASURED, "quick"))
+    measure_cases(_world(cluster, rank, report), Measuring(MEASURED, "default"))
 
 
 def _run(cluster: Cluster, rank: int, work: Work, report: Report) -> Any:

@@ -42,11 +42,11 @@ from ...runtime.plan import Inputs, Plan
 from ...solvers.precompile import GROUPS
 from ...traces.model import EXPERT_MATRICES, ModelSpec
 from ...traces.reader import Trace
-from ..evaluate.costs import COUNT_BYTES
 from ..evaluate.evaluate import evaluate
 from ..evaluate.journey import Contender, journey_of
 from ..evaluate.scene import Passes, Scene
 from ..evaluate.step_size import StepSize
+from ..evaluate.trips import COUNT_BYTES
 from ..evaluate.units import index_samples
 from ..request import Request
 from ..solve import make

@@ -33,7 +33,17 @@ from ...runtime.wire import Wire, copy_bytes
 from ...solvers.arrays import Floats, Ints
 from ...solvers.pipemoe.seconds import chunk_seconds, layer_seconds
 from ...solvers.ports import link_classes
-from ...solvers.seconds import Curve2, exchange_seconds, expert_seconds, no_seconds, slowest
+from ...solvers.seconds import (
+    Curve,
+    Curve2,
+    coded_rows,
+    exchange_seconds,
+    expert_seconds,
+    no_seconds,
+    only_where,
+    slowest,
+    total,
+)
 from ...traces.model import ModelSpec
 from .scene import Passes, Scene
 from .tally import Tally
@@ -41,7 +51,8 @@ from .tally import Tally
 SLACK = 1e-9  # a share that is 1 / r but for rounding takes no row more
 Stages = tuple[Prediction, Prediction, Prediction]
 Work = list[Ints]  # of each chunk
-Rows = list[tuple[Ints, Ints]]  # of each chunk: copies, and those that a device sends itself
+#: Of each chunk: copies, and those that a device sends itself, through the busiest port; rows encoded and decoded
+Rows = list[tuple[Ints, Ints, Ints]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +224,19 @@ class Pipeline:
         stacked = partial(_each, lambda *chunks: np.stack(chunks) if present is None else np.stack(chunks) * present)
         calls = stacked(*(expert_seconds(one, self.tally.slots, costs.experts) for one in pairs))
         sent, returned = (
-            zip(*(exchange_seconds(copies, each, curves, kept) for copies, kept in chunks), strict=True)
+            zip(*(self._exchanged(chunk, each, curves) for chunk in chunks), strict=True)
             for chunks in (dispatch, combine)
         )
         links = [[stacked(*link) for link in exchange] for exchange in (sent, returned)]
         return ChunkSeconds(cut, links[0], scaled(cut.calls, calls), links[1])
+
+    def _exchanged(self, chunk: tuple[Ints, Ints, Ints], each: float, curves: Sequence[Curve2]) -> list[Prediction]:
+        """Seconds of one exchange of a chunk in each link class."""
+        copies, kept, rows = chunk
+        seconds = exchange_seconds(copies, each, curves, kept)
+        if self.wire is None or self.scene.costs is None:
+            return seconds
+        return with_coding(seconds, rows.astype(np.float64), self.scene.costs.coding)
 
     def pass_s(self, chunks: ChunkSeconds, *, back: bool = False) -> Floats:
         """Seconds of the forward or the backward pass, mean over steps, `[Q Q, L]`, the curves themselves midmost.
@@ -239,18 +258,23 @@ class Pipeline:
         """Work per chunk: copies of dispatch, pairs per call of experts, copies of combine, as in `solvers.seconds`."""
         ports, slots_D, group = self.tally.ports, self.tally.slots, self.scene.cluster.devices_per_node
         assert ports is not None
+        assert self.scene.costs is not None
         if self.capacity_factor is None:
             rows = list[Rows]()
             for copies, kept in ports.exchanges():
-                most = (copies + kept).max(axis=(3, 4), keepdims=True)
-                busiest = copies.max(axis=(3, 4), keepdims=True)
-                rows.append([*zip(cut.parts(busiest), cut.parts(most - busiest), strict=True)])
+                beside = (copies + kept).max(axis=(3, 4)) - copies.max(axis=(3, 4))
+                busiest = self.scene.costs.shared.busiest(copies)
+                parts = (
+                    cut.parts(n) for n in (*(n[..., None, None] for n in (busiest, beside)), coded_rows(copies, kept))
+                )
+                rows.append([*zip(*parts, strict=True)])
             return rows[0], cut.parts(self.tally.loads, cut.calls), rows[1]
         peers = {"intra": group - 1, "inter": len(slots_D) - group}
         slots_C = slots_D[0] * np.array([peers[link] for link in link_classes(self.scene.cluster)])
         filled = cut.padded_sizes(capacity(self.tally, self.scene.model, self.capacity_factor))
         each = [one[:, :, None, None, None] for one in filled]
-        padded = [(one * slots_C[:, None, None], one * slots_D[0]) for one in each]
+        whole = [one * slots_D.sum() for one in filled]
+        padded = [(one * slots_C[:, None, None], one * slots_D[0], rows) for one, rows in zip(each, whole, strict=True)]
         pairs = [(one // cut.calls)[:, :, None] * slots_D * len(slots_D) for one in filled]
         return padded, pairs, padded
 
@@ -286,6 +310,13 @@ def by_class(name: str, seconds: list[Prediction], cluster: Cluster) -> dict[str
     if len(seconds) > 1:
         parts |= {f"{name}_{link}_s": part for link, part in zip(link_classes(cluster), seconds, strict=True)}
     return parts
+
+
+def with_coding(seconds: list[Prediction], rows: Floats, curve: Curve | None) -> list[Prediction]:
+    """Seconds of an exchange in each link class with those of encoding and decoding so many rows, `[B, L]` each."""
+    if curve is None:
+        return seconds
+    return [total([part, only_where(rows > 0, curve(rows))]) for part in seconds]
 
 
 def _fit(forward: Sequence[float], backward: Sequence[float]) -> bool:

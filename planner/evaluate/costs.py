@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import InputError
 from ...profilers.cluster import Cluster
 from ...profilers.fits.fit import Prediction
 from ...profilers.fits.laws import AttentionLaw
@@ -19,14 +18,15 @@ from ...profilers.profile import Profile
 from ...profilers.series import ELEMENT_BYTES, Series
 from ...runtime.decisions import DispatchModel
 from ...solvers.arrays import Floats
-from ...solvers.ports import LinkClass, link_classes
+from ...solvers.ports import ALONE, LinkClass, Sharing, link_classes
 from ...solvers.seconds import Curve, Curve2, Curve3
 from ...traces.model import ModelSpec
+from .trips import agreement_seconds, by_port, half_trip, of_buffers, of_link
 
 HIDDEN = {"hidden": "hidden_size"}  # axes of a series, and the sizes of a model that they are
 FFN = HIDDEN | {"ffn": "ffn_size"}
-COUNT_BYTES = 8  # of an int64
 WHOLE_SAMPLES = 2.0**30  # tokens of a sample in a step, more than any has
+CODED = "fp8_rows"  # encoded and decoded
 EXPERT_CASES = ("routed_block", "expert_ffn")  # what the runtime computes, where that was measured
 MOVED = "attention (moved samples)"
 FUSED = "(fused)"  # measured, but not as the runtime attends to samples that move
@@ -46,6 +46,8 @@ class CostModel:
     #: Seconds of agreeing on counts in a round trip, of `exchange` and of `onward` in each link class, once a layer,
     #: whatever its chunks. 0 where round trips have none, or no all-to-all was measured; None: 0 in every class
     agreements: Sequence[tuple[float, float]] | None = None
+    shared: Sharing = ALONE  #: How the ports of devices make up the bytes of an exchange between nodes
+    coding: Curve | None = None  #: Of encoding and decoding rows of a wire, over their number; None: it takes no time
     gather: Sequence[Curve] | None = None
     experts: Curve2 | None = None  #: Over token-expert pairs and experts of a device
     attention: Curve3 | None = None  #: Over (batch, length, calls)
@@ -111,15 +113,18 @@ class CostModel:
             parts["attention"] = _Part(missing="the trace has no samples, hence no contexts")
         if by_loads:
             parts |= dict.fromkeys(("dispatch", "kv", "attention"), _Part(missing=COUNTS_ALONE))
+        coding, coded = _coding(profile, model)
         return cls(
+            coding=coding,
             exchange=parts["dispatch"].curves,
             onward=parts["dispatch"].onward,
             agreements=parts["dispatch"].agreements,
+            shared=Sharing.of(cluster),
             gather=parts["kv"].curves,
             experts=parts["experts"].curves,
             attention=parts["attention"].curves,
             moved=parts["attention"].onward,
-            sources={place: source for part in parts.values() for place, source in part.sources.items()},
+            sources={place: source for part in parts.values() for place, source in part.sources.items()} | coded,
             missing={name: part.missing for name, part in parts.items() if part.missing},
             other_dtype=tuple(name for name, part in parts.items() if part.other_dtype),
             noisy=tuple(name for name, part in parts.items() if part.noisy),
@@ -159,17 +164,30 @@ def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster:
             return _Part(missing=f"no {cases[-1]} of {ranks} ranks and no {link} link; give --link {link}=GBps:us")
         sources[f"{part} {link}"] = f"link {link}" if series is None else series.key
         if series is not None and series.case == "routed_exchange":
-            curves.append(_half_trip(series, places))
-            onward.append(_half_trip(series, places, moves=1))
-            agreements.append(_agreements(_series(profile, ("all_to_all",), model, ranks=ranks, link=link)))
+            shared = Sharing.of(cluster) if link == "inter" else ALONE
+            curves.append(half_trip(series, places, shared.shared_by))
+            onward.append(half_trip(series, places, shared.shared_by, moves=1))
+            agreements.append(agreement_seconds(_series(profile, ("all_to_all",), model, ranks=ranks, link=link)))
             moving = True
         else:
-            alone = _link(cluster, link) if series is None else _even(series, places)
-            curves.append(alone if part == "kv" else _by_port(alone))
+            alone = of_link(cluster, link) if series is None else of_buffers(series, places)
+            curves.append(alone if part == "kv" else by_port(alone))
             onward.append(curves[-1])
             agreements.append((0.0, 0.0))
         noisy |= _noisy(profile, series)
     return _Part(curves, onward if moving else None, agreements, sources, noisy=noisy)
+
+
+def _coding(profile: Profile | None, model: ModelSpec) -> tuple[Curve | None, dict[str, str]]:
+    """The curve of encoding and decoding rows in fp8, and its source; none where that was not measured."""
+    one, hidden = _series(profile, (CODED,), model), model.hidden_size
+    if one is None or hidden is None:
+        return None, {}
+
+    def curve(rows: Floats) -> Prediction:
+        return predicted(one, {"rows": np.maximum(rows, 1.0), "hidden": float(hidden)})
+
+    return curve, {"wire": one.key}
 
 
 def _attention(profile: Profile | None, model: ModelSpec, queries: float, *, moving: bool) -> _Part:
@@ -305,94 +323,3 @@ def _series(
         key=lambda series: (cases.index(series.case), order.get(series.dtype, len(order)), series.key),
         default=None,
     )
-
-
-def _half_trip(series: Series, places: int, moves: int = 0) -> Curve2:
-    """Half of a dispatch and a combine whose busiest rank sends as much, and keeps as large a part k of all it handles.
-
-    Of the P - 1 other ranks P - P / N are on other nodes: so much of a port's bytes crosses between nodes.
-
-    Notes
-    -----
-    With s bytes sent, h handled and k = 1 - s / h limited to the parts measured, an exchange is timed that sends s:
-
-        t = t(s / (1 - k), k)                                                                                   (1)
-
-    Below the least part measured, that of even copies, it copies more than there is. Above the largest one, K, it
-    copies less, and is flagged as extrapolated: there t is the line through the times of h with the least and the
-    largest part, taken on to 1 - s / h, but no less than (1) and no more than t(h, K), which sends too much.
-    """
-    assert series.fit is not None
-    if "kept" not in series.fit.axes:
-        raise InputError(
-            f"the profile's {series.key} does not tell how much ranks keep, as earlier versions measured it;"
-            " measure again: moeplan profile"
-        )
-    share = (series.ranks - 1) / (series.ranks - series.ranks / places)
-    least, largest = series.fit.measured["kept"]
-
-    def trip(handled: Floats, kept: Floats | float) -> Prediction:
-        return predicted(series, {"bytes": np.maximum(handled, 1.0), "moves": float(moves), "kept": kept})
-
-    def curve(port: Floats, most: Floats) -> Prediction:
-        """Seconds of one way of the exchange, by bytes of the busiest port and the most that a rank handles."""
-        sent, handled = port * share, np.maximum(port * share + most - port, 1.0)
-        kept = 100 * (1 - sent / handled)
-        within = np.clip(kept, least, largest)
-        beyond = np.maximum(kept - largest, 0) / max(largest - least, 1)
-        sends = trip(sent / (1 - within / 100), within)
-        if not beyond.any():
-            return Prediction(sends.seconds / 2, sends.low / 2, sends.high / 2, sends.extrapolated)
-        fewer, more = trip(handled, least), trip(handled, largest)
-
-        def half(floor: Floats, start: Floats, end: Floats) -> Floats:
-            return np.where(beyond > 0, np.clip(end + beyond * (end - start), floor, end), floor) / 2
-
-        return Prediction(
-            half(sends.seconds, fewer.seconds, more.seconds),
-            half(sends.low, fewer.low, more.low),
-            half(sends.high, fewer.high, more.high),
-            sends.extrapolated | (np.rint(kept) > largest),  # parts were measured in whole percents
-        )
-
-    return curve
-
-
-def _agreements(even: Series | None) -> tuple[float, float]:
-    """Seconds in which ranks exchange their counts: of copies, and where tokens move on also of sums.
-
-    By the even all-to-all of as many bytes: one int64 to each of P ranks, and 2 P to each.
-    """
-    if even is None:
-        return 0.0, 0.0
-    of_copies, of_sums = predicted(even, {"bytes": COUNT_BYTES * np.array([even.ranks, 2 * even.ranks**2])}).seconds
-    return float(of_copies), float(of_copies + of_sums)
-
-
-def _by_port(curve: Curve) -> Curve2:
-    """A curve over bytes through a port, whatever devices send themselves."""
-    return lambda port, _most: curve(port)
-
-
-def _even(series: Series, places: int) -> Curve:
-    """Over bytes through a port, by the even exchange whose buffer sends as much: bytes = port x P / (P - 1).
-
-    Between nodes, (N - 1) / N of a buffer crosses, hence N for P; in whole blocks, of at least one byte.
-    """
-
-    def curve(port: Floats) -> Prediction:
-        blocks = np.ceil(np.maximum(port, 1.0) * places / (places - 1) / series.ranks)
-        return predicted(series, {"bytes": blocks * series.ranks})
-
-    return curve
-
-
-def _link(cluster: Cluster, kind: LinkClass) -> Curve:
-    """A link's latency and seconds a byte."""
-    link = cluster.links[kind]
-
-    def curve(port: Floats) -> Prediction:
-        seconds = link.latency_s + link.s_per_byte * port
-        return Prediction(seconds, seconds, seconds, np.zeros(port.shape, dtype=bool))
-
-    return curve

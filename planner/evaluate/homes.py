@@ -89,9 +89,10 @@ class Rehoming:
 
     Notes
     -----
-    A step's devices take the same number of samples each, rounded up, unless a law lets them differ. Where samples are
-    dealt in rounds, their length is that of this layer: the pairs they have in it. The bound is for the whole step
-    then, too.
+    The samples of a step are in the runtime's order, by the device that they start on, which decides between homes that
+    are equally good. A step's devices take the same number of samples each, rounded up, unless a law lets them differ.
+    Where samples are dealt in rounds, their length is that of this layer: the pairs they have in it. The bound is for
+    the whole step then, too.
     """
 
     method: str  #: Of NetMoE, or with a law of LUFFY
@@ -106,7 +107,8 @@ class Rehoming:
         traffic, totals = counts.under(placement), Totals()
         num_layers = placement.num_layers
         device_LI = np.tile(cohort.home, (num_layers + 1, 1))
-        for at, layer in itertools.product(cohort.steps(), range(num_layers)):
+        steps = [at[np.argsort(cohort.home[at], kind="stable")] for at in cohort.steps()]
+        for at, layer in itertools.product(steps, range(num_layers)):
             place, following, attention = cohort.unit_ids[at], None, None
             if self.law is not None:
                 tokens_I, contexts_I = counts.index.unit_tokens[place], counts.index.contexts[place]

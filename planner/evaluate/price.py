@@ -25,6 +25,7 @@ from ...solvers.arrays import Floats
 from ...solvers.ports import link_classes
 from ...solvers.seconds import (
     attention_seconds,
+    coded_rows,
     exchange_seconds,
     expert_seconds,
     gather_seconds,
@@ -32,7 +33,7 @@ from ...solvers.seconds import (
     slowest,
     step_seconds,
 )
-from .chunks import Cut, Cuts, Pipeline, by_class, scaled
+from .chunks import Cut, Cuts, Pipeline, by_class, scaled, with_coding
 from .costs import CostModel
 from .journey import Journey
 from .rebalancing import Held
@@ -164,12 +165,12 @@ def _replicas(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) ->
         rows = np.zeros((1, 1, 1, 1))
     elif rows is None:
         rows = Held.of(journey, np.zeros(1, np.int64), scene.cluster.devices_per_node).sums(len(curves))
-    shape = (*tally.loads.shape[:2], len(curves), 1, rows.shape[-1])
-    half = exchange_seconds(np.broadcast_to(rows[:, :, :, None] / 2, shape), each, curves)
+    shape = (*tally.loads.shape[:2], len(curves), 1, tally.loads.shape[2])
+    half = exchange_seconds(np.broadcast_to(rows[:, :, :, None] / 2, shape), each, curves, shared=costs.shared)
     seconds = {"sums_s": scaled(2.0, slowest(half)), "moves_s": no_seconds(shape[:2])}
     if moves is not None:
         assert scene.model.expert_state_bytes is not None
-        moved = slowest(exchange_seconds(moves, scene.model.expert_state_bytes, curves))
+        moved = slowest(exchange_seconds(moves, scene.model.expert_state_bytes, curves, shared=costs.shared))
         seconds["moves_s"] = scaled(1 / scene.record_steps, moved)
     return seconds
 
@@ -180,7 +181,10 @@ def _whole(tally: Tally, journey: Journey, scene: Scene, costs: CostModel, *, co
     curves = costs.exchanges(journey.dispatch_model)
     if ports is not None and curves and each:
         for name, (copies, kept) in zip(("dispatch", "combine"), ports.exchanges(), strict=True):
-            layers |= by_class(name, exchange_seconds(copies, each, curves, kept), scene.cluster)
+            seconds = exchange_seconds(copies, each, curves, kept, shared=costs.shared)
+            if journey.wire is not None:
+                seconds = with_coding(seconds, coded_rows(copies, kept), costs.coding)
+            layers |= by_class(name, seconds, scene.cluster)
         if not combines:
             layers |= {name: no_seconds(part.seconds.shape) for name, part in layers.items() if "combine" in name}
     if costs.experts:

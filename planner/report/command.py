@@ -38,7 +38,8 @@ def made_by(plan: Plan, profile: Profile | None) -> str:
         known = {} if profile is None else profile.cluster.links
         for kind, link in plan.cluster.links.items():
             if known.get(kind) != link:
-                words += ["--link", f"{kind}={1e-9 / link.s_per_byte:.12g}:{link.latency_s * 1e6:.12g}"]
+                shared = f":{link.shared_by:.12g}" if link.shared_by > 1 else ""
+                words += ["--link", f"{kind}={1e-9 / link.s_per_byte:.12g}:{link.latency_s * 1e6:.12g}{shared}"]
     else:
         words += ["--on", base.path]
     words += ["--dispatch", plan.dispatch_model] * (

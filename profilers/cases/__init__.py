@@ -5,6 +5,7 @@ from .attention import Attention
 from .case import Case
 from .exchange import AllGather, AllToAll, UnevenAllToAll
 from .expert_ffn import ExpertFfn
+from .fp8_rows import Fp8Rows
 from .gemm import Gemm
 from .permutation import Permutation
 from .point_to_point import PointToPoint
@@ -15,7 +16,16 @@ from .router import Router
 
 __all__ = ["CASES", "PLANNED"]
 
-_ALONE: tuple[Case, ...] = (Gemm(), ExpertFfn(), RoutedBlock(), Attention(), Attended(), Router(), Permutation())
+_ALONE: tuple[Case, ...] = (
+    Gemm(),
+    ExpertFfn(),
+    RoutedBlock(),
+    Attention(),
+    Attended(),
+    Router(),
+    Permutation(),
+    Fp8Rows(),
+)
 _EXCHANGES: tuple[Case, ...] = (AllToAll(), UnevenAllToAll(), RoutedExchange(), AllGather())
 _TOGETHER: tuple[Case, ...] = (*_EXCHANGES, AllReduce(), ReduceScatter(), PointToPoint())
 
@@ -27,6 +37,7 @@ PLANNED: tuple[Case, ...] = tuple(
         "routed_block",
         "attention",
         "attended",
+        "fp8_rows",
         "all_to_all",
         "routed_exchange",
         "all_gather",

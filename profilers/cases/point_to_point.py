@@ -66,7 +66,8 @@ class PointToPoint(Collective):
 
         if inputs is None:
             return None
-        calls = [dist.P2POp(dist.isend, inputs.send, inputs.peer), dist.P2POp(dist.irecv, inputs.received, inputs.peer)]
+        # To receive first: gloo's word that a buffer is ready would wait behind what is sent, and both ways take turns.
+        calls = [dist.P2POp(dist.irecv, inputs.received, inputs.peer), dist.P2POp(dist.isend, inputs.send, inputs.peer)]
         for work in dist.batch_isend_irecv(calls):
             work.wait()
         return inputs.received

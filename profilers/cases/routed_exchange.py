@@ -144,6 +144,22 @@ def ways(num_ranks: int) -> Sequence[Size]:
     return [{"moves": moves, "kept": kept} for kept in ((100 + even) // 2, even) for moves in (0, 1)]
 
 
+def busiest_node(num_ranks: int, num_nodes: int) -> float:
+    """Mean bytes between nodes of a rank of the busiest node, over those of the busiest rank to all others.
+
+    Notes
+    -----
+    With p_n the popularity of a node's ranks, G of them, each of which sends n p_d to d, of copies as (1) of
+    `copies_DD` has them
+
+        max over n of max((D / G - 1) p_n, 1 - p_n) / max over d of q_d
+    """
+    share_D = popularity_DE(num_ranks, EXPERTS).sum(axis=1)
+    share_N = share_D.reshape(num_nodes, -1).sum(axis=1)
+    node_N = np.maximum((num_nodes - 1) * share_N, 1 - share_N)
+    return float(node_N.max() / np.maximum((num_ranks - 1) * share_D, 1 - share_D).max())
+
+
 def copies_DD(num_bytes: int, kept: int, num_ranks: int) -> NDArray[np.int64]:  # noqa: N802  the shape
     """Copies from every rank to each, `[D, D]`, so that the busiest handles `num_bytes`, at least one row each.
 

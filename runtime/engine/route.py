@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...profilers.encoded import encoded
 from ..wire import Wire
 from .payload import Columns
-from .wire import Sealed, encoded
+from .wire import Sealed
 
 
 @dataclass(frozen=True, slots=True)

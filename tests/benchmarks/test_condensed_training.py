@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from benchmarks.cases.condensed_training import CONFIG, COPIES, DROPPED, FP8, ROWS, Rows, Sent
 from moeplan.planner.demo.model import Experts
 from moeplan.planner.strategies.luffy.folding import Gate, Way
-from moeplan.runtime.engine.wire import decoded, encoded
+from moeplan.profilers.encoded import decoded, encoded
 
 NEAR, FAR = Way("none is so near", Gate(1e-9)), Way("all are", Gate(1e9))
 TOKENS = 16 * CONFIG.max_positions

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from moeplan.errors import InputError, UsageError
 from moeplan.profilers.cluster import Cluster, Link
@@ -28,6 +29,23 @@ def test_links_are_read_in_gigabytes_a_second_and_microseconds() -> None:
     assert Cluster.parse("2x8", ["intra=1e6:2"]).links["intra"].s_per_byte == 1e-15
 
 
+def test_a_link_that_devices_of_a_node_share_is_read_and_kept_and_others_look_as_before(tmp_path: Path) -> None:
+    shared = Cluster.parse("2x8", ["intra=400:2", "inter=50:5:8"])
+    assert (shared.links["inter"].shared_by, shared.links["intra"].shared_by) == (8.0, 1.0)
+    path = tmp_path / "cluster.yaml"
+    path.write_text(YAML.replace("latency_us: 5.5", "latency_us: 5, shared_by: 8"))
+    assert describe(str(path)).cluster == shared
+    files = TypeAdapter(Cluster)
+    assert files.validate_json(files.dump_json(shared)) == shared
+    assert files.dump_python(shared)["links"]["inter"]["shared_by"] == 8.0
+    assert files.dump_python(Cluster.parse("1x8", ["intra=400:2"]))["links"] == {
+        "intra": {"latency_s": 2e-6, "s_per_byte": 1e-9 / 400}
+    }
+    path.write_text(YAML.replace("latency_us: 2", "latency_us: 2, shared_by: 8"))
+    with pytest.raises(InputError, match="intra that devices share"):
+        describe(str(path))
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "8", "2*8", "x8", "2x", "0x8", "8x0", "-1x8", "2x8x2", "2.0x8", " 2x8", "2x8\n", "9999999x1", "999999x999999",
@@ -43,7 +61,7 @@ def test_an_impossible_cluster_is_one_clear_line(text: str) -> None:
     "text",
     ["", "intra", "intra=400", "intra=400:", "intra=:2", "up=400:2", "intra=0:2", "intra=nan:2", "intra=inf:2",
      "intra=-4:2", "intra=400:-2", "intra=1e-30:2", "intra=400:1e30", "intra=1.2.3:4", "intra=400:2:3", "INTRA=400:2",
-     "intra=4e999:2", "intra=1e7:2"],
+     "intra=4e999:2", "intra=1e7:2", "inter=50:5:0.5", "inter=50:5:", "inter=50:5:8:1", "inter=50:5:1e6"],
 )  # fmt: skip
 def test_an_impossible_link_is_one_clear_line(text: str) -> None:
     with pytest.raises(UsageError, match=r"expected (KIND=GBps:us|0 <= latency)") as caught:

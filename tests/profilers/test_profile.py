@@ -316,6 +316,16 @@ def test_between_nodes_a_byte_that_crosses_costs_what_all_bytes_took() -> None:
     assert crossing == pytest.approx(line.a_s + line.b_s * 7 * block)
 
 
+@pytest.mark.parametrize(("faster", "shared_by"), [(0.9, 1.0), (1.4, 1.0), (1.6, 1.6), (3.0, 3.0), (6.0, 4.0)])
+def test_a_pair_between_nodes_that_is_faster_alone_shares_its_link(faster: float, shared_by: float) -> None:
+    """Of 2 x 4 ranks; of 7 blocks of an all-to-all 4 cross between nodes, 7/4 of its time for each byte."""
+    together = series("all_to_all", 8, "inter", b_s=2e-10)
+    pair = series("point_to_point", 2, "inter", b_s=2e-10 * 7 / 4 / faster)
+    links = measured_links(Cluster(2, 4), {one.key: one for one in (together, pair)})
+    assert links["inter"].shared_by == pytest.approx(shared_by)
+    assert links["inter"].s_per_byte == pytest.approx(2e-10 * 7 / 4)
+
+
 def test_a_time_that_does_not_grow_with_size_tells_of_no_bandwidth() -> None:
     flat = series("all_to_all", 4, "intra", b_s=0.0)
     falling = [Measurement.of(one.size, one.work, [1.0 / (index + 1)]) for index, one in enumerate(flat.measurements)]

@@ -18,7 +18,7 @@ from moeplan.planner.demo.model import MoEBlock, load_embedded
 from moeplan.planner.demo.text import other_text, record_text, samples
 from moeplan.planner.evaluate.evaluate import evaluate
 from moeplan.planner.evaluate.journey import Contender, journey_of
-from moeplan.runtime.engine.wire import decoded, encoded
+from moeplan.profilers.encoded import decoded, encoded
 from moeplan.runtime.wire import copy_bytes
 from moeplan.traces.schema import TokenBatch
 from tests.planner.makers import scene_of, stored_tokens

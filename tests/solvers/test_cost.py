@@ -11,7 +11,7 @@ from moeplan.profilers.cluster import Cluster, Link
 from moeplan.profilers.fits.fit import Prediction
 from moeplan.solvers.cost import INTER_RATIO, hops_kept, inter_ratio, link_cost, remote_copies
 from moeplan.solvers.placement import Placement
-from moeplan.solvers.ports import combined_at, link_classes, port_copies, remote_visits, sample_copies
+from moeplan.solvers.ports import Sharing, combined_at, link_classes, port_copies, remote_visits, sample_copies
 from moeplan.solvers.seconds import (
     attention_seconds,
     exchange_seconds,
@@ -151,6 +151,36 @@ def test_an_exchange_waits_for_the_busiest_port_of_the_slowest_class(seed: int, 
                     for device in range(cluster.num_devices)
                 )
                 assert both[c].seconds[step, layer] == pytest.approx(float(curve(128.0 * handled).seconds))
+
+
+@given(st.integers(0, 2**32), st.sampled_from(["2x2", "2x3", "3x2", "1x4", "4x1"]), st.floats(1, 5))
+def test_a_link_that_devices_share_is_as_busy_as_their_node(seed: int, name: str, shared_by: float) -> None:
+    """Device by device: a byte takes 1 s beside all others, 1 / f s of a device alone; a node has G / f such ports."""
+    cluster = Cluster.parse(name, [f"inter=1:1:{shared_by}"] if name[0] != "1" else [])
+    group, classes = cluster.devices_per_node, len(link_classes(cluster))
+    alone = min(shared_by, group) if cluster.num_nodes > 1 else 1.0
+    copies = np.random.default_rng(seed).integers(0, 90, size=(2, 3, classes, 2, cluster.num_devices))
+    curves = [lambda port, _most: line(0.0, 1.0)(port)] * classes
+    found = exchange_seconds(copies, 1.0, curves, shared=Sharing.of(cluster))
+    for step, layer in np.ndindex(2, 3):
+        near, far = copies[step, layer, 0], copies[step, layer, -1]
+        device_s = [n / alone for way in far.tolist() for n in way]
+        node_s = [sum(way[at : at + group]) / group for way in far.tolist() for at in range(0, len(way), group)]
+        expected_s = max(device_s + node_s) if cluster.num_nodes > 1 else far.max()
+        assert found[-1].seconds[step, layer] == pytest.approx(expected_s)
+        if classes == 2:
+            assert found[0].seconds[step, layer] == near.max()
+
+
+def test_two_devices_of_a_node_that_send_ten_copies_take_twice_as_long_where_they_share_its_link() -> None:
+    """By hand: 10 and 10 of one node against 20 and 0: on ports 10 and 20 s, on one link 10 and 10 s."""
+    even, uneven = np.zeros((2, 1, 1, 2, 2, 4))
+    even[0, 0, 1, 0] = 10, 10, 0, 0
+    uneven[0, 0, 1, 0] = 20, 0, 0, 0
+    curves = [lambda port, _most: line(0.0, 1.0)(port)] * 2
+    for shared, seconds in ((Sharing(2, 1.0), (10, 20)), (Sharing(2, 2.0), (10, 10)), (Sharing(2, 1.5), (10, 40 / 3))):
+        told = [exchange_seconds(one, 1.0, curves, shared=shared)[1].seconds[0, 0] for one in (even, uneven)]
+        assert told == pytest.approx(seconds)
 
 
 def test_a_class_that_nothing_crosses_takes_no_time_and_own_copies_take_some_in_the_first_class_alone() -> None:

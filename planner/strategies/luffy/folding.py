@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ....profilers.encoded import decoded, encoded
 from ....runtime.condensation import distance
 from ....runtime.decisions import Decisions
 from ....runtime.engine.chunks import Chunks
@@ -19,7 +20,6 @@ from ....runtime.engine.clusters import BLOCK, star
 from ....runtime.engine.condenser import standing
 from ....runtime.engine.copies import Copies, select
 from ....runtime.engine.fold import Fold
-from ....runtime.engine.wire import decoded, encoded
 from ....runtime.wire import Wire
 from ....solvers.arrays import Ints
 

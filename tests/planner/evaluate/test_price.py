@@ -1,6 +1,7 @@
 """Predicted seconds against formulas: profiles whose curves are known, and tokens walked by hand."""
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from moeplan.planner.evaluate.replay import replay
 from moeplan.planner.evaluate.scene import Passes, Scene
 from moeplan.planner.evaluate.units import index_samples, index_units
 from moeplan.profilers.cases import CASES
-from moeplan.profilers.cases.routed_exchange import ways
+from moeplan.profilers.cases.routed_exchange import copies_DD, ways
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.description import describe, on_cluster
 from moeplan.profilers.fits.fit import Fit, Prediction
@@ -32,7 +33,7 @@ from moeplan.profilers.presets import load_preset
 from moeplan.profilers.profile import Profile, load, save
 from moeplan.profilers.series import Series
 from moeplan.solvers.placement import Placement, ReplicaRule
-from moeplan.solvers.seconds import Curve2
+from moeplan.solvers.seconds import Curve2, exchange_seconds
 from moeplan.traces.model import Attention, Latent
 from tests.builders import known, measured_profile, model, series
 from tests.planner.makers import in_several_steps, judged, planned, scene_of, sized, tokens
@@ -112,6 +113,37 @@ def test_fp8_rows_take_the_exchange_of_a_byte_for_each_element_and_four(make_tra
         crossing = [one[name] - 3 * 5e-6 for one in (exact, fp8)]
         np.testing.assert_allclose(crossing[1], crossing[0] * (size + 4) / (size * width), rtol=1e-9)
     assert (fp8["step_s"] < exact["step_s"]).all()
+
+
+@pytest.mark.parametrize("passes", [None, Passes(0.0, full_duplex=False), Passes(2.0, full_duplex=True)])
+def test_rows_of_a_wire_take_the_seconds_of_encoding_and_decoding_them(make_trace: Any, passes: Any) -> None:
+    """1 s a row, and nothing else: of the busiest device the mean of rows sent and received, its own among them."""
+    trace = make_trace(samples=8)
+    scene = scene_of(trace, Cluster.parse("1x2", ("intra=1e6:0",)), passes=passes)
+
+    def coding(rows: Any) -> Prediction:
+        return Prediction(rows, rows, rows, rows < 0)
+
+    def nothing(pairs: Any, _slots: Any) -> Prediction:
+        return Prediction(0 * pairs, 0 * pairs, 0 * pairs, pairs < 0)
+
+    scene = replace(scene, costs=replace(known(scene.costs), experts=nothing, coding=coding))
+    exact, fp8 = (priced(scene, Journey("standard", HALVES, wire=wire)) for wire in (None, "fp8"))
+    expected = np.zeros(2)
+    home_T, step_T = np.repeat(np.arange(8) % 2, 10), np.repeat(np.arange(8) // 4, 10)
+    for step, layer in np.ndindex(2, 3):
+        rows = dict.fromkeys((0, 1), 0.0)
+        for ids_K, home in zip(tokens(trace)[step_T == step, layer], home_T[step_T == step], strict=True):
+            for device in {int(expert) // 4 for expert in ids_K}:
+                rows[int(home)] += 0.5  # encoded
+                rows[device] += 0.5  # decoded
+        expected[step] += max(rows.values())
+    for name in ("dispatch_s", "combine_s"):
+        np.testing.assert_allclose(exact[name], 0, atol=1e-6)
+        np.testing.assert_allclose(fp8[name], expected, atol=1e-6)
+    exchanges = 2 if passes is None or not passes.backward else 4
+    if passes is None or not passes.full_duplex:
+        np.testing.assert_allclose(fp8["step_s"] - exact["step_s"], exchanges * expected, atol=1e-6)
 
 
 def test_coherent_top_1_combines_for_nothing(make_trace: Any, make_profile: Any) -> None:
@@ -501,6 +533,67 @@ def test_between_nodes_an_exchange_takes_what_an_even_one_takes_that_sends_as_mu
     half = inter(port, port)
     np.testing.assert_allclose(half.seconds, 2e-3 + 2e-9 * port * 3 / 2, rtol=0.01)
     assert not half.extrapolated.any()
+
+
+@pytest.mark.parametrize(("cluster", "shared_by"), [("2x2", 2.0), ("2x2", 1.5), ("4x2", 2.0), ("2x4", 4.0)])
+def test_a_profile_of_nodes_that_share_a_link_prices_any_exchange_by_that_link(
+    make_trace: Any, cluster: str, shared_by: float
+) -> None:
+    """Exchanges of which each waits for the busiest link, 1 ns a byte of a device beside all others, as measured."""
+    nodes = Cluster.parse(cluster, [f"inter=1:0:{shared_by}", "intra=1e6:0"])
+    size, group, case = nodes.num_devices, nodes.devices_per_node, CASES["routed_exchange"]
+
+    def link_s(bytes_DD: Any) -> float:
+        """Bytes from device to device, one by one."""
+        sent, received = Counter[int](), Counter[int]()
+        for start, end in itertools.product(range(size), repeat=2):
+            if start // group != end // group:
+                sent[start] += bytes_DD[start][end]
+                received[end] += bytes_DD[start][end]
+        busiest = 0.0
+        for way in (sent, received):
+            of_node = [sum(way[device] for device in range(at, at + group)) / group for at in range(0, size, group)]
+            busiest = max(busiest, *of_node, *(one / shared_by for one in way.values()))
+        return 1e-9 * busiest
+
+    taken = []
+    for trip in ({"bytes": 2**power, **way} for power in range(12, 23, 2) for way in ways(size)):
+        seconds = 2 * link_s((512 * copies_DD(trip["bytes"], trip["kept"], size)).tolist())
+        taken.append(Measurement.of(trip, case.work(trip, size), [seconds] * 6))
+    one = series("routed_exchange", size, "inter", sizes=[taken[0].size, taken[-1].size])
+    one = one.model_copy(update={"measurements": tuple(taken), "fit": fit_series(case, size, taken)})
+    profile = measured_profile(nodes, one, series("routed_exchange", group, "intra", sizes=trips_of(group), b_s=1e-15))
+    costs = known(CostModel.of(profile, nodes, IN_FLOATS, samples=False))
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        sent_DD = rng.integers(0, 2000, size=(size, size)) * rng.integers(0, 2, size=(size, 1))
+        sent_DD[0, -1] += 500
+        node_D = np.arange(size) // group
+        far_DD = sent_DD * (node_D[:, None] != node_D)
+        ports = np.zeros((1, 1, 2, 2, size), np.int64)
+        ports[0, 0, 1] = far_DD.sum(1), far_DD.sum(0)
+        predicted = exchange_seconds(ports, 32.0, known(costs.exchange), shared=costs.shared)[1]
+        assert predicted.seconds[0, 0] == pytest.approx(link_s((32 * far_DD).tolist()), rel=0.06)
+
+
+def test_training_is_priced_where_devices_share_a_link_and_nobody_holds_replicas(make_trace: Any) -> None:
+    """Evened ports take on a shared link what they take on ports of their own; uneven ones no more."""
+    spec = replace(make_trace(samples=8).model, hidden_size=8, ffn_size=8, dtype_bytes=4)
+    parts = []
+    for link in ("inter=1:5", "inter=1:5:2"):
+        scene = scene_of(make_trace(samples=8), Cluster.parse("2x2", ("intra=1:5", link)), passes=Passes(2.0, False))
+        costs = CostModel.of(None, scene.cluster, spec, samples=False)
+        experts = lambda pairs, _: Prediction(0 * pairs, 0 * pairs, 0 * pairs, pairs < 0)  # noqa: E731
+        scene = replace(scene, model=spec, costs=replace(known(costs), experts=experts))
+        parts.append(priced(scene, Journey("standard", Placement.from_sets([[[0, 1], [2, 3], [4, 5], [6, 7]]] * 3, 8))))
+    alone, shared = parts
+    np.testing.assert_allclose(shared["ideal_step_s"], alone["ideal_step_s"])
+    assert (shared["step_s"] < alone["step_s"]).all()
+    assert not shared["sums_s"].any()
+
+
+def trips_of(ranks: int) -> list[dict[str, int]]:
+    return [{"bytes": 2**power, **way} for power in (10, 14, 18) for way in ways(ranks)]
 
 
 def copied(copy_s: float) -> Curve2:

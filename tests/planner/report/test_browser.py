@@ -77,6 +77,16 @@ def test_a_page_is_dark_where_that_is_preferred(browser: Browser, pages: list[Pa
     assert colours == ["rgb(255, 255, 255)", "rgb(20, 23, 30)"]
 
 
+@pytest.mark.parametrize("box", ["<div>", "<div style='overflow-x:auto'>", "<details><div style='overflow:hidden'>"])
+def test_a_browser_tells_of_a_table_that_is_cut_on_paper_wherever_it_is(
+    browser: Browser, tmp_path: Path, box: str
+) -> None:
+    (tmp_path / "p.html").write_text(
+        f"<!doctype html><body>{box}<table><tr><td style='min-width:{A4 + 40}px'>1</table>"
+    )
+    assert browser.visit(tmp_path / "p.html", width=A4, media="print")["width"] >= A4 + 40
+
+
 def test_a_browser_tells_of_what_is_wrong(browser: Browser, tmp_path: Path) -> None:
     (tmp_path / "p.html").write_text(
         "<img src='http://127.0.0.1:9/x.png'><script>throw 1</script><div style='width:900px'>x</div>"

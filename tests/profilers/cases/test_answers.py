@@ -17,6 +17,7 @@ from moeplan.profilers.cases import CASES
 from moeplan.profilers.cases.attended import Attended
 from moeplan.profilers.cases.attention import HEAD_SIZE, Attention
 from moeplan.profilers.cases.expert_ffn import ExpertFfn
+from moeplan.profilers.cases.fp8_rows import Decoded
 from moeplan.profilers.cases.gemm import Gemm
 from moeplan.profilers.cases.permutation import Permutation
 from moeplan.profilers.cases.point_to_point import ALL_PAIRS, pairs
@@ -46,6 +47,7 @@ SIZES: dict[str, list[Size]] = {
     ],
     "router": [{"tokens": tokens, "hidden": 32, "experts": 16, "top_k": top_k} for tokens, top_k in ((2, 1), (40, 4))],
     "permutation": [{"tokens": tokens, "hidden": 8} for tokens in (2, 50)],
+    "fp8_rows": [{"rows": rows, "hidden": 24} for rows in (1, 50)],
 }
 TRIED = [
     pytest.param(case, dtype, size, id=f"{name}-{dtype}-{index}")
@@ -248,6 +250,8 @@ def _filled(output: Any, value: float) -> Any:
         return Choice(torch.full_like(output.weights, value), torch.zeros_like(output.experts))
     if isinstance(output, Tensor):
         return torch.full_like(output, value)
+    if isinstance(output, Decoded):
+        return Decoded(output.rows, torch.full_like(output.x, value))
     return tuple(torch.full_like(part, value) for part in output)
 
 

@@ -26,6 +26,7 @@ KEYS = {
     "attended": ("batch", "length", "hidden", "calls"),
     "router": ("tokens", "hidden", "experts", "top_k"),
     "permutation": ("tokens", "hidden"),
+    "fp8_rows": ("rows", "hidden"),
     "all_to_all": ("bytes",),
     "uneven_all_to_all": ("bytes", "sigma_percent"),
     "routed_exchange": ("bytes", "moves", "kept"),
@@ -69,7 +70,7 @@ def test_a_grid_is_the_same_on_all_ranks_and_ascends(name: str, device: str, num
 
 
 @pytest.mark.parametrize(
-    "name", ["gemm", "expert_ffn", "routed_block", "attention", "attended", "router", "permutation"]
+    "name", ["gemm", "expert_ffn", "routed_block", "attention", "attended", "router", "permutation", "fp8_rows"]
 )
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 @pytest.mark.parametrize("quick", [True, False])
@@ -84,7 +85,7 @@ def test_every_two_axes_vary_independently(name: str, device: str, quick: bool) 
 
 
 def test_quick_grids_are_small_and_hold_small_models_and_the_demo_inside() -> None:
-    assert sum(len(grid(case.name, quick=True)) for case in PLANNED) <= 76
+    assert sum(len(grid(case.name, quick=True)) for case in PLANNED) <= 80
     demo = ModelConfig()
     local = demo.num_experts // 4
     inside: dict[str, dict[str, tuple[int, ...]]] = {
@@ -95,6 +96,7 @@ def test_quick_grids_are_small_and_hold_small_models_and_the_demo_inside() -> No
         "attended": {"hidden": (64, demo.hidden_size, 1024), "length": (demo.max_positions,), "batch": (1, 4)},
         "router": {"hidden": (64, demo.hidden_size, 1024), "experts": (demo.num_experts,), "top_k": (demo.top_k,)},
         "permutation": {"hidden": (64, demo.hidden_size, 1024)},
+        "fp8_rows": {"hidden": (64, demo.hidden_size, 1024)},
     }
     for name, axes in inside.items():
         sizes = grid(name, quick=True)
@@ -114,6 +116,7 @@ def test_no_size_needs_more_memory_than_a_rank_has(device: str, gib: float) -> N
         "attended": lambda s: 4 * s["hidden"] ** 2 + 20 * s["batch"] * s["length"] * s["hidden"] + 2 * s["length"] ** 2,
         "router": lambda s: s["tokens"] * (s["hidden"] + 2 * s["experts"]),
         "permutation": lambda s: 3 * s["tokens"] * s["hidden"],
+        "fp8_rows": lambda s: 4 * s["rows"] * s["hidden"],
     }
     for name, count in elements.items():
         assert max(4 * count(size) for size in grid(name, quick=False, device=device)) <= gib * GIB, name

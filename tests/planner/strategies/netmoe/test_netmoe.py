@@ -22,6 +22,7 @@ from moeplan.planner.strategies.netmoe.policy import fit_predictor
 from moeplan.planner.strategies.netmoe.strategy import Netmoe
 from moeplan.profilers.cluster import Cluster
 from moeplan.solvers import contiguous
+from moeplan.solvers.rehoming import rehome
 from tests.builders import known
 from tests.planner.makers import edited, generated, judged, planned, said, scene_of, stored
 
@@ -66,13 +67,32 @@ def test_figure_2_leaves_2_of_5_tokens_a_node_to_cross(tmp_path: Path) -> None:
     assert ports.combined[0, 0, 1, 1].reshape(2, 2).sum(axis=1).tolist() == [2, 2]
 
 
+def test_samples_are_re_homed_in_the_order_in_which_ranks_gather_them(tmp_path: Path) -> None:
+    """By rank, then number (`Contexts.gather`): of many homes that leave as much, another order gives others."""
+    counts = np.random.default_rng(1).multinomial(12, np.full(8, 1 / 8), (16, 3))
+    scene = scene_of(stored(tmp_path / "trace", counts, ("sample",)), "2x2", moving=True, each=16)
+    placement, samples = contiguous.solve(3, 8, scene.cluster).placement, known(scene.samples)
+    home_I = np.arange(16) % 4
+    orders = (np.concatenate([np.flatnonzero(home_I == rank) for rank in range(4)]), np.arange(16))
+    found = []
+    for order in orders:
+        device_I = home_I.copy()
+        for layer in range(3):
+            copies_ID = samples.under(placement).copies[order, layer]
+            device_I[order] = rehome("sum", copies_ID, np.full(16, 12), scene.cluster, bounded=False).device_of_sample
+            found.append(device_I.copy())
+    homes = Rehoming("sum")(samples, placement, scene.cohorts[0]).device[1:]
+    assert (homes == found[:3]).all()
+    assert (homes != found[3:]).any()
+
+
 def test_prediction_closes_in_on_the_oracle_and_unpredicted_is_the_papers_method(counts: Counts, plan: Any) -> None:
     labels = ("oracle/migrating", "plan/migrating", "unpredicted/migrating", "contiguous/standard")
     oracle, ours, none, base = (judged(plan)[label]["inter_bytes"] for label in labels)
     assert oracle <= ours < none < base
     assert ours - oracle < 0.1 * (none - oracle)
     paper = judged(solved(counts(160), method="paper"))
-    assert none == paper["plan/migrating"]["inter_bytes"]
+    assert none == pytest.approx(paper["plan/migrating"]["inter_bytes"], rel=2e-3)  # ties of homes go other ways
     assert "unpredicted/migrating" not in paper
 
 
