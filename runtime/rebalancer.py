@@ -96,8 +96,9 @@ class Rebalancer:
         self.step, self.moved, self.planning_s = 0, 0, 0.0
         self.tables, self.balance = tables_of(placement), np.ones(len(blocks))
         self._decided_last, self._moves_per_step = self.tables.copy(), moves_per_step
-        self._coming = list[int]()  # layers that take tables decided last with the next step
+        self._coming = list[int]()  # layers whose new tables hold after the next step
         self._moving: Moving | None = None  # their experts, where they are on their way
+        self._beside = group  # by which these travel; ranks outside a smaller group do not help to make another
         self.operations: list[Operation] = []
         self._rule, self._costs = policy_of(decision)
         self._records, self._record_steps = 0, decision.record_steps
@@ -117,6 +118,8 @@ class Rebalancer:
         if self._schedule is not None:
             self._decided_last = self._schedule.get(0, self.tables).copy()
             self._take(None)
+        elif group is None or group is dist.group.WORLD:
+            self._beside = dist.new_group(backend=dist.get_backend())
         at_steps(self, before=Rebalancer.before_step, after=Rebalancer.after_step)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -138,9 +141,8 @@ class Rebalancer:
         UsageError, MismatchError
             As `rebind`, or as `Moving.arrive`.
         """
-        if self._coming and self._is_of_experts(optimizer):
-            self._hold(self._coming, self.step + 1, optimizer, self._moving)
-            self._coming, self._moving = [], None
+        if self._forwards and self._coming and self._is_of_experts(optimizer):
+            self._arrive(optimizer)
 
     @naming_lost_ranks()
     def after_step(self, optimizer: Optimizer) -> None:
@@ -152,9 +154,10 @@ class Rebalancer:
             No optimizer holds the experts' parameters, or owners cannot change under this one.
         """
         loads = [block.loads or Loads() for block in self.blocks]
-        waiting = sum(load.forwards for load in loads)
-        if not waiting or not self._trains(optimizer, waiting):
+        if not self._forwards or not self._trains(optimizer, self._forwards):
             return
+        if self._coming:  # the forward ran within the step, by a closure
+            self._arrive(optimizer)
         recorded = self._schedule is None and self.step % self._record_steps == 0
         self.step += 1
         self.balance = np.array([load.balance for load in loads])
@@ -174,6 +177,16 @@ class Rebalancer:
         for load in loads:
             load.clear()
 
+    @property
+    def _forwards(self) -> int:
+        """Forwards that had a backward pass since the last step."""
+        return sum(block.loads.forwards for block in self.blocks if block.loads)
+
+    def _arrive(self, optimizer: Optimizer) -> None:
+        """Let layers hold what is on its way, gradients included; a collective call."""
+        self._hold(self._coming, self.step + 1, optimizer, self._moving)
+        self._coming, self._moving = [], None
+
     def _trains(self, optimizer: Optimizer, waiting: int) -> bool:
         """Check whether an optimizer holds experts' parameters, or all are frozen; so many forwards wait for a step."""
         if self._is_of_experts(optimizer):
@@ -187,7 +200,7 @@ class Rebalancer:
         return False
 
     def _is_of_experts(self, optimizer: Optimizer) -> bool:
-        """Check whether an optimizer holds experts' parameters, or all are frozen."""
+        """Check whether an optimizer holds experts' parameters, or all are frozen; collective when first asked."""
         if optimizer in self._holders:
             return True
         trained = {id(own) for block in self.blocks for own in block.parameters() if own.requires_grad}
@@ -228,7 +241,7 @@ class Rebalancer:
     def _take(self, optimizer: Optimizer | None) -> None:
         """Take the tables decided last, with as many changes of owners as there may be now; a collective call.
 
-        Under a policy they hold after the next step, while which experts travel.
+        Under a policy experts begin to travel, and tables hold after the next step.
         """
         taken, leaving, moving = list[int](), list[int](), 0
         for layer in sorted(self._waiting):
@@ -242,7 +255,7 @@ class Rebalancer:
             self._hold(taken, self.step, optimizer)
             return
         changes = [change_of(self.blocks[layer], self._owner(layer)) for layer in leaving]
-        self._moving = Moving.start(changes, self.group, optimizer) if changes else None
+        self._moving = Moving.start(changes, self._beside, optimizer) if changes else None
         later = leaving[len(self._moving.changes) :] if self._moving else []
         self._coming = [layer for layer in taken if layer not in later]
 
@@ -360,7 +373,7 @@ class Rebalancer:
         tables, owners, decided = (array_of(state[name]) for name in ("tables", "owners", "decided_last"))
         self._agree(repr((state["step"], tables.tolist(), owners.tolist(), decided.tolist(), state["coming"])), "state")
         if self._moving is not None:
-            self._moving.exchange.pending.wait()
+            self._moving.drop()
         self._rebind(tables, dict(enumerate(owners)), optimizer)
         self._decided_last = decided.copy()
         self._coming, self._moving = [*state["coming"]], None  # they move before the next step, at once

@@ -27,7 +27,7 @@ class State(TypedDict):
     deciding: bool  #: Whether the tables after the last record are still to be told
     tables: "Tensor"
     decided_last: "Tensor"  #: Tables that some layers may still have to take
-    coming: list[int]  #: Layers that take them with the next step
+    coming: list[int]  #: Layers whose new tables hold after the next step
     owners: "Tensor"  #: The device that owns each expert, `[L, E]`
     window: "list[Tensor]"  #: The last records `[L, E, D]`, the latest last
     balance: "Tensor"
@@ -92,7 +92,8 @@ def check_state(state: State, like: Ints, num_experts: int) -> None:
         raise MismatchError(f"a state of rebalancing with operations {operations!r:.40}; expected rows of {OPERATION}")
     owners = array_of(state["owners"])
     waiting = np.flatnonzero((array_of(state["tables"]) != array_of(state["decided_last"])).any(axis=(1, 2))).tolist()
-    if not all(layer in waiting for layer in values["coming"]):
+    whole = all(type(layer) is int for layer in values["coming"])
+    if not whole or values["coming"] != sorted({*values["coming"]} & {*waiting}):
         raise MismatchError(f"a state of rebalancing with coming {values['coming']!r:.40}; expected some of {waiting}")
     for layer, expert in np.argwhere(~owners_hold(array_of(state["tables"]), owners)):
         raise MismatchError(

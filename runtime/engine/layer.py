@@ -333,7 +333,7 @@ def rebind(
     optimizer
         The one that has a state of the experts; None: there is none, as under plain SGD.
     moving
-        These experts, where they are on their way already.
+        What is on its way already of all owners that change.
 
     Raises
     ------

@@ -7,8 +7,7 @@ import functools
 import inspect
 import itertools
 import math
-import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -27,8 +26,7 @@ from .weights import Weights
 #: Optimizers of which every element of a state belongs to one element of the parameter
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adagrad", "Adamax", "RMSprop", "Adadelta")
 
-ROUND_BYTES = 1 << 30  # of rows that travel at once, over all ranks; those of a layer do in any case
-_beside_groups = weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup]()
+ROUND_BYTES = 1 << 29  # of rows that a rank sends or receives at once; those of a layer do in any case
 
 
 class Change(NamedTuple):
@@ -113,13 +111,15 @@ def move_experts(
 class Moving:
     """Experts on their way to other owners while a step runs under those of before.
 
-    Nothing but that step's optimizer changes their parameters and states, so these travel as they were before it;
-    gradients follow when they are known.
+    Parameters and states are sent as they are now; `arrive` sends again what was written to since. Gradients follow
+    when they are known.
 
     Parameters
     ----------
     changes
         The layers whose experts are on their way.
+    exchange
+        Their rows.
     """
 
     changes: list[Change]
@@ -138,6 +138,8 @@ class Moving:
         ----------
         changes
             Layers of which every one has an expert that changes its owner.
+        group
+            By which nothing else had better travel: over NCCL it would wait.
 
         Raises
         ------
@@ -149,7 +151,7 @@ class Moving:
         stacked = [[*_parameters(one), *kept] for one, kept in zip(layers, states, strict=True)]
         some = next(_rounds(changes, stacked))
         first = [changes[at] for at in some]
-        return cls(first, _Exchange.start(first, [stacked[at] for at in some], _beside(group)))
+        return cls(first, _Exchange.start(first, [stacked[at] for at in some], group))
 
     @torch.no_grad()
     def arrive(self, group: dist.ProcessGroup | None, optimizer: torch.optim.Optimizer | None) -> None:
@@ -161,21 +163,15 @@ class Moving:
         stacked = [[*_parameters(one), *_states(one, optimizer)] for one in layers]
         gradients, changed = _gradients(layers, group, changed=not self.exchange.carries(stacked))
         if changed:
-            self.exchange.pending.wait()
+            self.drop()
             move_experts(self.changes, group, optimizer)
             return
         self.exchange.place(stacked)
         _move(self.changes, gradients, group)
 
-
-def _beside(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """A group of the same ranks, on which rows travel while a step uses the other; a collective call."""
-    whole = dist.group.WORLD if group is None else group
-    assert whole is not None
-    if whole not in _beside_groups:
-        ranks, backend = dist.get_process_group_ranks(whole), dist.get_backend(whole)
-        _beside_groups[whole] = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
-    return _beside_groups[whole]
+    def drop(self) -> None:
+        """Let what was sent go, once it has arrived."""
+        self.exchange.pending.wait()
 
 
 def _move(changes: Sequence[Change], stacked: Sequence[Sequence["_Stacked"]], group: dist.ProcessGroup | None) -> None:
@@ -186,21 +182,22 @@ def _move(changes: Sequence[Change], stacked: Sequence[Sequence["_Stacked"]], gr
             _Exchange.start([changes[at] for at in some], rows, group).place(rows)
 
 
-def _rounds(changes: Sequence[Change], stacked: Sequence[Sequence["_Stacked"]]) -> Iterator[list[int]]:
+def _rounds(changes: Sequence[Change], stacked: Sequence[Sequence[_Stacked]]) -> Iterator[list[int]]:
     """Layers whose rows travel together, by number: rows alike, of so many bytes; the same on all ranks."""
-    some, size = list[int](), 0
+    some, busy = list[int](), Counter[tuple[int, int]]()
     columns = [_columns(layer) for layer in stacked]
     for at, (change, kinds) in enumerate(zip(changes, columns, strict=True)):
-        more = int((change.before != change.after).sum()) * sum(kinds.sizes)
-        if some and (kinds != columns[some[0]] or size + more > ROUND_BYTES):
+        moved, ways = change.before != change.after, enumerate((change.before, change.after))
+        more = Counter((way, device) for way, owner_E in ways for device in owner_E[moved].tolist())  # rows
+        if some and (kinds != columns[some[0]] or max((busy + more).values()) * sum(kinds.sizes) > ROUND_BYTES):
             yield some
-            some, size = [], 0
-        some, size = [*some, at], size + more
+            some, busy = [], Counter()
+        some, busy = [*some, at], busy + more
     yield some
 
 
 class _Exchange(NamedTuple):
-    """Rows of layers, alike in all, under way."""
+    """Rows of layers, whose columns are the same, under way."""
 
     moves: list[Moves]
     columns: Columns
@@ -226,6 +223,8 @@ class _Exchange(NamedTuple):
     def place(self, stacked: Sequence[Sequence[_Stacked]]) -> None:
         """Put the rows that arrive among those that stay."""
         for layer, move, row_nB in zip(stacked, self.moves, self.pending.wait(), strict=True):
+            if not (move.sent_rows or len(row_nB)):
+                continue  # this rank's stay where they are
             order_O = torch.tensor(move.order, dtype=torch.int64, device=row_nB.device)
             for one, came in zip(layer, self.columns.unpack(row_nB), strict=True):
                 after = torch.cat([_flat(one), came])[order_O].reshape(len(order_O), *one.rows.shape[1:])
@@ -264,9 +263,9 @@ def _parameters(weights: Weights) -> list[_Stacked]:
 def _gradients(
     layers: Sequence[Weights], group: dist.ProcessGroup | None, *, changed: bool = False
 ) -> tuple[list[list[_Stacked]], bool]:
-    """The gradients of parameters that have one on any rank, zero where they had none, by layer.
+    """Gradients by layer, of parameters that have one on any rank, zero where they had none; and `changed` of any rank.
 
-    And whether rows `changed` on any rank; a collective call.
+    A collective call.
     """
     owned = [weights.owned for weights in layers]
     flags = [int(own.grad is not None) for own in itertools.chain(*owned)]

@@ -136,7 +136,7 @@ def follow(
     """Replay records under placements that a rule changes between them.
 
     As in the runtime, a rule decides while the step after a record runs, and experts travel while one more does. Its
-    table holds from the third step after the record on: from the next record, or the first that is so many steps later.
+    table holds from the first record that is at least three steps later.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ class _Layer:
         table, home = np.ascontiguousarray(start, np.int64), first_homes(start, num_experts)
         self.tables[0] = table
         latest = holders_in(table, num_experts, self.group)
-        coming = deque([latest] * lag)  # of this record and those before a decision holds
+        coming = deque([latest] * lag)  # holders at this record and the next lag - 1
         for r, batches in enumerate(self.records):
             held = coming.popleft()
             self.balance[r], self.seconds[r, :3] = judged(batches, held, self.costs, self.rule)

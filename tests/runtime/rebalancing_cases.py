@@ -574,12 +574,13 @@ def _refused(world: World) -> dict[str, str]:
         "a window": windowed(record),
         "nothing comes": loaded(lambda state: state | {"coming": [1]}),
         "what comes": loaded(lambda state: state | {"coming": None}),
+        "half comes": loaded(lambda state: state | {"coming": [1.0]}),
         "pending": pending(dropped=False),
         "dropped": pending(dropped=True),
     }
 
 
-def _frozen(world: World) -> list[tuple[int, int]]:
+def _frozen(world: World) -> list[tuple[list[tuple[int, int]], int]]:
     """Changes and steps where all experts are frozen, with one optimizer and with two."""
     found = []
     for parts in (1, 2):
@@ -594,7 +595,40 @@ def _frozen(world: World) -> list[tuple[int, int]]:
             _backward(world, run, spread, step)
             for optimizer in optimizers:
                 optimizer.step()
-        found.append((len(_rebalancing(spread).changes), _rebalancing(spread).step))
+        found.append((_rebalancing(spread).changes, _rebalancing(spread).step))
+    return found
+
+
+def _other_steps(world: World) -> dict[str, list[Any]]:
+    """Tables and losses of a training whose optimizer also steps without a forward, or by a closure, or as usual.
+
+    Ranks are in groups besides, of which the last rank has none.
+    """
+    if world.rank < world.size - 1:
+        torch.distributed.new_group([*range(world.size - 1)], use_local_synchronization=True)
+    run, found = Run("sgd", Anything()), dict[str, list[Any]]()
+    case = run.case(world.size)
+    mine = own(case.batches, world.rank)
+    for kind in ("usual", "empty", "closure"):
+        spread, told = _made(world, run), list[Any]()
+        optimizer = torch.optim.SGD(spread.parameters(), lr=0.01)
+
+        def closure(spread: Any = spread, told: list[Any] = told) -> None:
+            loss = _loss(spread(run.tokens(case, len(told), 0)[mine]), case.upstream()[mine]).sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            told.append(loss.item())
+
+        for _ in range(8):
+            if kind == "closure":
+                optimizer.step(closure)
+            else:
+                closure()
+                optimizer.step()
+            optimizer.zero_grad()
+            if kind == "empty":
+                optimizer.step()  # of no gradients, as torch.distributed.checkpoint takes it
+            told[-1] = told[-1], _rebalancing(spread).tables.copy(), _rebalancing(spread).changes
+        found[kind] = told
     return found
 
 
@@ -641,6 +675,7 @@ FACTS: dict[str, Callable[[World], Any]] = {
     "refused": _refused,
     "frozen": _frozen,
     "two optimizers": _two_optimizers,
+    "other steps": _other_steps,
     "copied": _copied,
     "let go": _let_go,
 }
