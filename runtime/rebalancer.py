@@ -4,7 +4,6 @@ Legend: L MoE layers; E experts; D devices; S slots of a device; W records of th
 """
 
 import dataclasses
-import hashlib
 import time
 import weakref
 from collections import deque
@@ -17,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
-from ..errors import MismatchError, UsageError
+from ..errors import UsageError
 from ..solvers.arrays import Ints
 from ..solvers.cost import inter_ratio
-from .engine.gather import all_gather, gathered, together
+from .engine.gather import agree, all_gather, together
 from .engine.layer import ParallelExperts, change_of, rebind
 from .engine.layer_placement import LayerPlacement
 from .engine.loads import Loads
@@ -114,7 +113,7 @@ class Rebalancer:
             schedule = {}
         self._schedule = None if schedule is None else checked_schedule(schedule, placement)
         told = [(step, table.tolist()) for step, table in (self._schedule or {}).items()]
-        self._agree(repr((told, moves_per_step)), "schedule or number of moves")
+        agree(repr((told, moves_per_step)), "schedule or number of moves of rebalancing", group)
         if self._schedule is not None:
             self._decided_last = self._schedule.get(0, self.tables).copy()
             self._take(None)
@@ -371,7 +370,8 @@ class Rebalancer:
             self._check_step_done()
             check_state(state, self.tables, self.num_experts)
         tables, owners, decided = (array_of(state[name]) for name in ("tables", "owners", "decided_last"))
-        self._agree(repr((state["step"], tables.tolist(), owners.tolist(), decided.tolist(), state["coming"])), "state")
+        told = repr((state["step"], tables.tolist(), owners.tolist(), decided.tolist(), state["coming"]))
+        agree(told, "state of rebalancing", self.group)
         if self._moving is not None:
             self._moving.drop()
         self._rebind(tables, dict(enumerate(owners)), optimizer)
@@ -390,16 +390,10 @@ class Rebalancer:
 
     def _check_step_done(self) -> None:
         """Refuse gradients that wait for a step: they are of the weights before."""
-        if any(block.loads and block.loads.forwards for block in self.blocks) and any(
+        if self._forwards and any(
             own.grad is not None and own.grad.any() for block in self.blocks for own in block.parameters()
         ):
             raise UsageError(
                 "a state of rebalancing loaded between a backward pass and the optimizer's step; take the step first,"
                 " or drop its gradients with zero_grad()"
             )
-
-    def _agree(self, value: str, what: str) -> None:
-        """Raise on every rank that ranks hold different values; a collective call."""
-        held = gathered(hashlib.sha256(value.encode()).hexdigest(), self.group)
-        if others := [rank for rank, one in enumerate(held) if one != held[0]]:
-            raise MismatchError(f"rank {others[0]} holds another {what} of rebalancing than rank 0; give all the same")

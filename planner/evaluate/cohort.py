@@ -110,6 +110,11 @@ class Cohort:
         order = order[np.searchsorted(step_U[order], 0) :]
         return np.split(order, np.flatnonzero(np.diff(step_U[order])) + 1) if len(order) else []
 
+    def steps_by_home(self) -> list[Ints]:
+        """Those of `steps` in the order in which ranks gather them, by the device that they start on."""
+        assert self.home is not None
+        return [at[np.argsort(self.home[at], kind="stable")] for at in self.steps()]
+
     def locate(self, batch: TokenBatch, unit_T: Ints) -> Located:
         """The batch's tokens that belong to this cohort; `unit_T` is the unit of each of its tokens."""
         ordinal_T = np.minimum(np.searchsorted(self.unit_ids, unit_T), len(self.unit_ids) - 1)

@@ -107,8 +107,7 @@ class Rehoming:
         traffic, totals = counts.under(placement), Totals()
         num_layers = placement.num_layers
         device_LI = np.tile(cohort.home, (num_layers + 1, 1))
-        steps = [at[np.argsort(cohort.home[at], kind="stable")] for at in cohort.steps()]
-        for at, layer in itertools.product(steps, range(num_layers)):
+        for at, layer in itertools.product(cohort.steps_by_home(), range(num_layers)):
             place, following, attention = cohort.unit_ids[at], None, None
             if self.law is not None:
                 tokens_I, contexts_I = counts.index.unit_tokens[place], counts.index.contexts[place]

@@ -4,6 +4,7 @@ Legend: n rows of this rank; D devices.
 """
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...errors import MoeplanError
+from ...errors import MismatchError, MoeplanError
 from .payload import Columns
 
 T = TypeVar("T")
@@ -82,6 +83,13 @@ def gathered(value: T, group: dist.ProcessGroup | None) -> list[T]:
     values = [value] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values
+
+
+def agree(value: str, what: str, group: dist.ProcessGroup | None) -> None:
+    """Raise MismatchError on every rank where ranks hold different values of what is named; a collective call."""
+    held = gathered(hashlib.sha256(value.encode()).hexdigest(), group)
+    if others := [rank for rank, one in enumerate(held) if one != held[0]]:
+        raise MismatchError(f"rank {others[0]} holds another {what} than rank 0; give all the same")
 
 
 @contextlib.contextmanager

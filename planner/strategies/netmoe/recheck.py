@@ -173,7 +173,7 @@ def check_outcome(
     assert samples is not None
     copies, experts = samples.under(task.placement).copies, samples.experts
     assert experts is not None
-    for at, layer in itertools.product(cohort.steps(), range(plan.model.num_layers)):
+    for at, layer in itertools.product(cohort.steps_by_home(), range(plan.model.num_layers)):
         place, room = cohort.unit_ids[at], -(-len(at) // copies.shape[2])
         following = None if predictor is None else predictor.copies(layer, experts[place, layer])
         traffic = Traffic(copies[place, layer].astype(np.float64), following)
