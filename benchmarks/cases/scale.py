@@ -38,7 +38,7 @@ QUICK, USUAL, FULL = 500_000, 16_000_000, 1_000_000_000
 DEVICES, SLOTS, STACK, STEPS = 64, 5, 61, 1000
 EVERY_S = 0.1
 LIMIT_S = 40.0  # a curve of growth ends before the point that would take longer if it goes on as it grew last
-GROUP, TOKENS, RECORDS, STEPS = 8, 4096, 2, 10  # of flexmoe, one decision a layer: it holds for the last record
+GROUP, TOKENS, RECORDS, APART = 8, 4096, 2, 10  # of flexmoe, one decision a layer: it holds for the last record
 MOST_DEVICES = 4096
 CERTIFIED_S = 20.0  # that a plan on so many devices may take
 
@@ -227,7 +227,7 @@ def _flexmoe(shape: Shape) -> Solve:
     table = start.astype(np.int64).reshape(layers, devices, slots)
 
     def solve() -> float:
-        run = follow(counts, table, Policy(), COSTS, group=GROUP, steps=STEPS)
+        run = follow(counts, table, Policy(), COSTS, group=GROUP, steps=APART)
         return float(run.balance[-1].mean())
 
     return solve
