@@ -27,12 +27,12 @@ from ..evaluate.journey import Journey
 from ..evaluate.scene import Scene
 from ..evaluate.tally import COUNTS, Tally
 from ..evaluate.traffic import SampleCounts, SampleTraffic
+from .naive_replicas import devices_of, holders_of
 from .naive_split import NaiveSplit
 from .naive_waterfill import NaiveWaterfill
 
 Numbers = NDArray[np.int64]
 ONE = np.int32(1)  # of the tables' dtype: added in place several times as fast
-Holders = list[list[list[int]]]  # [layer][expert] -> devices, ascending
 Visits = tuple[Numbers, Numbers, Numbers]  # rows, the devices or nodes that they visit, and how often
 
 
@@ -138,51 +138,6 @@ def _visit(
     for before_R in before_RK.T:
         links = fitted_R[row] & (before_R[row] < traffic.placement.num_experts)
         np.add.at(traffic.linked[layer - 1], (before_R[row[links]], device[links]), 1)
-
-
-def holders_of(placement: Placement) -> Holders:
-    """The devices that hold each expert."""
-    device_P = [device for device, width in enumerate(placement.slots.tolist()) for _ in range(width)]
-    layers: Holders = []
-    for row in placement.physical_to_logical.tolist():
-        held: list[list[int]] = [[] for _ in range(placement.num_experts)]
-        for device, expert in zip(device_P, row, strict=True):
-            held[expert].append(device)
-        layers.append(held)
-    return layers
-
-
-def devices_of(
-    ids_RK: NDArray[np.integer], holders: list[list[int]], rule: str, here_R: Numbers, turn_R: Numbers, group: int
-) -> Numbers:
-    """The device that every routed cell goes to `[R, K]`, -1 where not routed; replicated experts one by one."""
-    only_E = np.array([*(held[0] for held in holders), -1])  # the last is of cells not routed
-    device_RK = only_E[np.minimum(ids_RK, len(holders))]
-    for expert in (expert for expert, held in enumerate(holders) if len(held) > 1):
-        row, choice = np.nonzero(ids_RK == expert)
-        device_RK[row, choice] = _taken(rule, expert, holders[expert], here_R[row], turn_R[row], group)
-    return np.asarray(device_RK)
-
-
-def _taken(rule: str, expert: int, holders: list[int], here_R: Numbers, turn_R: Numbers, group: int) -> Numbers:
-    """The holder of an expert that each row takes; by the rules even and round_robin all holders take turns.
-
-    Nearest: its own, else its node's take turns, else all. Static: its own, else the first of its node where others
-    have some, else one: for the i-th device that asks so, number (i + expert) mod n.
-    """
-    held, own = np.array(holders), {*holders}
-    if rule in ("even", "round_robin"):
-        return np.asarray(held[(turn_R + (here_R + expert) * (rule == "round_robin")) % len(held)])
-    nodes = {device // group for device in holders}
-    if rule == "static":
-        apart = nodes if len(nodes) > 1 else ()
-        asking = [device for device in range(here_R.max(initial=-1)) if not (device in own or device // group in apart)]
-        turn_R = np.searchsorted(asking, here_R) + expert
-    taken_R = held[turn_R % len(held)]
-    for node in nodes if len(nodes) > 1 else ():
-        near, on_R = held[held // group == node], here_R // group == node
-        taken_R[on_R] = near[0] if rule == "static" else near[turn_R[on_R] % len(near)]
-    return np.where(np.isin(here_R, held), here_R, taken_R)
 
 
 def _check_moves(cohort: Cohort, journey: Journey, size: int) -> None:
@@ -307,6 +262,11 @@ class _Sheet:
             token, choice = np.nonzero((device_RK >= 0) & (at.step >= 0)[:, None])
             np.add.at(self.tally.loads[:, layer], (at.step[token], device_RK[token, choice]), 1)
             here, before = after, first
+        if self.tally.ports is not None and (home := self.tally.ports.home) is not None:
+            away = (here != at.home) & (at.step >= 0)
+            kind = (here // self.group != at.home // self.group)[away] * (home.shape[2] - 1)
+            for way, device in enumerate((here, at.home)):
+                np.add.at(home[:, 0, :, way], (at.step[away], kind, device[away]), 1)
 
     def count_sent(self, batch: TokenBatch, at: Located) -> None:
         """Count where the tokens of a batch go, for the shared experts that are dealt afterwards."""

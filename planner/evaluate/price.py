@@ -2,11 +2,11 @@
 
 Whole layers follow one another, so that
 
-    step_s = attention_s + kv_s + dispatch_s + experts_s + combine_s                                            (1)
+    step_s = attention_s + kv_s + counts_s + dispatch_s + experts_s + combine_s + home_s                        (1)
 
 Where layers are cut into chunks, exchanges and experts overlap, and seconds add up by pass, no longer by part:
 
-    step_s = attention_s + kv_s + moe_s + moe_backward_s                                                        (2)
+    step_s = attention_s + kv_s + counts_s + moe_s + moe_backward_s + home_s                                    (2)
 
 A contender whose layers are whole then has one chunk, so that all are priced alike.
 
@@ -19,11 +19,14 @@ from typing import Final, Self
 
 import numpy as np
 
+from ...profilers.cluster import Cluster
 from ...profilers.fits.fit import Prediction
 from ...runtime.wire import copy_bytes
 from ...solvers.arrays import Floats
+from ...solvers.placement import BY_STEP
 from ...solvers.ports import link_classes
 from ...solvers.seconds import (
+    Curve,
     attention_seconds,
     coded_rows,
     exchange_seconds,
@@ -33,7 +36,7 @@ from ...solvers.seconds import (
     slowest,
     step_seconds,
 )
-from .chunks import Cut, Cuts, Pipeline, by_class, scaled, with_coding
+from .chunks import Cut, Cuts, Pipeline, by_class, later, scaled, with_coding
 from .costs import CostModel
 from .journey import Journey
 from .rebalancing import Held
@@ -45,13 +48,15 @@ IDEAL: Final = "ideal_step_s"
 SOURCES = {  # each part of a step, in order, to what errs as one: all curves of that kind
     "attention_s": "attention",
     "kv_s": "kv",
+    "counts_s": "kv",
     "dispatch_s": "exchange",
     "experts_s": "experts",
     "combine_s": "exchange",
+    "home_s": "exchange",
     "sums_s": "exchange",
     "moves_s": "exchange",
 }
-UNCUT = ("attention_s", "kv_s", "sums_s", "moves_s")  # parts that no chunk overlaps
+UNCUT = ("attention_s", "kv_s", "counts_s", "home_s", "sums_s", "moves_s")  # parts that no chunk overlaps
 PASSES = ("moe_s", "moe_backward_s")
 
 
@@ -134,7 +139,7 @@ def cuts_of(journey: Journey, passes: Passes, num_layers: int) -> Cuts:
 
 
 def _around(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> dict[str, Prediction]:
-    """Seconds by layer, `[B, L]`, of attention and of gathering K and V, which are never cut into chunks."""
+    """Seconds by layer, `[B, L]`, of what is never cut into chunks: attention, gathers, and the way home at the end."""
     ports, model, cluster, layers = tally.ports, scene.model, scene.cluster, dict[str, Prediction]()
     if ports is None:
         return layers
@@ -145,7 +150,48 @@ def _around(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> d
         links = link_classes(cluster)
         gather = gather_seconds(ports.tokens, kv_bytes, cluster.devices_per_node, links, costs.gather)
         layers |= by_class("kv", gather, cluster)
+    if costs.gather and (told := _told_bytes(journey, scene)):
+        layers["counts_s"] = scaled(len(told) / model.num_layers, _told(told, len(tally.loads), cluster, costs.gather))
+    if ports.home is not None and costs.exchange and (each := model.copy_bytes):
+        kept = ports.tokens[:, :1] - ports.home[:, :, :, 1].sum(axis=2)  # tokens are as many as they started here
+        home = slowest(exchange_seconds(ports.home, each, costs.exchange, kept[:, :, None, None], shared=costs.shared))
+        agreement_s = max(costs.agreements_of("standard")) / 2  # of its own, which half a round trip has half of
+        layers["home_s"] = scaled(1 / model.num_layers, later(home, agreement_s))
     return layers
+
+
+def _told(num_bytes: Sequence[float], num_steps: int, cluster: Cluster, gather: Sequence[Curve]) -> Prediction:
+    """Seconds of all-gathers of so many bytes of each device, in every step, `[B, calls]`.
+
+    The smallest that were measured are as small as these, so that none is extrapolated.
+    """
+    peers = {"intra": cluster.devices_per_node - 1, "inter": cluster.num_devices - cluster.devices_per_node}
+    bytes_BN = np.tile(num_bytes, (num_steps, 1))
+    seconds = slowest(
+        [curve(bytes_BN * peers[link]) for link, curve in zip(link_classes(cluster), gather, strict=True)]
+    )
+    return replace(seconds, extrapolated=np.zeros(bytes_BN.shape, np.bool_))
+
+
+def _told_bytes(journey: Journey, scene: Scene) -> list[float]:
+    """Bytes that each device tells all others in a step before anything can travel, by all-gather.
+
+    Where steps are split by their counts (`runtime.engine.step_quota`) the pairs of every expert, int32, in each layer.
+    Where samples move (`runtime.migrating.homes`) the copies to every device and the pairs of every expert of each
+    sample, int32, in each layer, and before the first their number, then two int64 of each. Under coherent dispatch
+    (`runtime.coherent`) the number of tokens before every layer, and the same before the first.
+    """
+    model, size = scene.model, scene.cluster.num_devices
+    samples, number = 16.0, 8.0
+    if journey.dispatch_model == "coherent":
+        return [number, samples, *[number] * model.num_layers]
+    if journey.dispatch_model == "migrating":
+        steps, units = sum(one.num_steps for one in scene.cohorts), sum(len(one.unit_ids) for one in scene.cohorts)
+        each = units / (steps * size)  # samples of a device
+        return [number, samples * each, *[4.0 * (size + model.num_experts) * each] * model.num_layers]
+    if journey.following is None and not (journey.placement.has_replicas and journey.rule in BY_STEP):
+        return []
+    return [4.0 * model.num_experts] * model.num_layers
 
 
 def _replicas(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> dict[str, Prediction]:

@@ -226,6 +226,9 @@ class _Walker:
             counts["node_hops_kept"] += hop_T & (before_T // self.group == first_T // self.group)
             _add_devices(tally.loads[touched, layer], step_T, device_TK.T)
             before_T, here_T = first_T, after_T
+        if tally.ports is not None and tally.ports.home is not None and end > first:
+            home_T1 = at.home[:, None]
+            tally.ports.home[touched, 0] += through_ports(remote_visits(home_T1, here_T), home_T1, here_T)
         kept = row_T >= 0
         for column, of_token_T in enumerate(counts.values()):
             tally.counts[:, column] += np.bincount(row_T[kept], of_token_T[kept], len(tally.counts)).astype(np.int64)

@@ -46,6 +46,9 @@ class Ports:
     contexts: Ints
     #: Calls of attention on each device before the layer, one a length there, int64 `[B, L, D]`; None: one each
     calls: Ints | None = None
+    #: Hidden vectors that leave (0) and reach (1) each device on their way home after the last layer, int64
+    #: `[B, 1, C, 2, D]`; None where tokens are at home by then, or no hidden vector goes there
+    home: Ints | None = None
 
     @property
     def combined(self) -> Ints:
@@ -117,7 +120,9 @@ class Tally:
             tokens, contexts = np.zeros((2, shape[0], 1 if at_home else shape[1], devices), np.int64)
             kept = np.zeros((*shape[:2], 1 if at_home else 2, devices), np.int64)
             calls = np.zeros(shape, np.int64) if journey.dispatch_model == "migrating" else None
-            traffic = Ports(dispatch, combine, kept, tokens, contexts, calls)
+            goes_home = journey.dispatch_model == "coherent" and cohort.lanes is None
+            home = np.zeros((shape[0], 1, classes, 2, devices), np.int64) if goes_home else None
+            traffic = Ports(dispatch, combine, kept, tokens, contexts, calls, home)
         if journey.capacity_factor is not None:
             check_cells("pairs under --capacity-factor", cluster, **lengths, experts=placement.num_experts)
             sent = np.zeros((*shape, placement.num_experts), np.int32)

@@ -67,9 +67,11 @@ def test_a_step_is_what_the_formulas_behind_the_profile_give(
 
 def naive(ids: Any, dispatch: str) -> dict[str, Any]:
     """Seconds of the parts by step from the formulas of the fixture."""
-    names = ("attention_s", "dispatch_s", "experts_s", "combine_s", *(["kv_s"] if dispatch == "coherent" else []))
+    names = ["attention_s", "dispatch_s", "experts_s", "combine_s"]
+    if dispatch == "coherent":
+        names += ["kv_s", "counts_s", "home_s"]
     seconds = {name: np.zeros(2) for name in names}
-    here = np.repeat(np.arange(8) % 2, 10)
+    start = here = np.repeat(np.arange(8) % 2, 10)
     position, step_of = np.tile(np.arange(10), 8), np.repeat(np.arange(8) // 4, 10)
     for layer in range(3):
         devices = ids[:, layer] // 4
@@ -89,6 +91,11 @@ def naive(ids: Any, dispatch: str) -> dict[str, Any]:
             if dispatch == "coherent":
                 seconds["kv_s"][step] += 30e-6 + 2e-9 * 32 * max(int(one.sum()) for one in held)
         here = after
+    if dispatch == "coherent":
+        for step in (0, 1):
+            moved = [int(((step_of == step) & (here == d) & (start == 1 - d)).sum()) for d in (0, 1)]
+            seconds["home_s"][step] += 20e-6 + 1e-9 * 128 * max(moved)
+            seconds["counts_s"][step] += (2 + 3) * 30e-6  # samples twice, then the tokens before each layer
     return seconds
 
 
