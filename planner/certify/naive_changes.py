@@ -36,15 +36,24 @@ class NaiveChanges:
         return np.asarray(self.tables[self.period[min(step, len(self.period) - 1)], layer])
 
     def sums(self) -> NDArray[np.float64]:
-        """Gradient rows that each device sends in sums, `[B, L, C, D]`: one n-th to each other holder, and back."""
-        rows = np.zeros((*self.tables.shape[:2], self.num_classes, self.cluster.num_devices))
-        for period, layer in np.ndindex(self.tables.shape[:2]):
-            for holders in self._holders(period, layer).values():
-                for device in holders:
-                    for other in holders:
-                        if other != device:
-                            rows[period, layer, self._kind(device, other), device] += 2 / len(holders)
-        return np.asarray(rows[self.period])
+        """Gradient rows that leave and reach each device, `[2, B, L, C, 2, D]`: among replicas, then to owners.
+
+        Of r replicas each sends one r-th to every other one, and the r-th that it added up to the owner.
+        """
+        rows = np.zeros((2, *self.tables.shape[:2], self.num_classes, 2, self.cluster.num_devices))
+        for layer in range(self.tables.shape[1]):
+            owner = dict[int, int]()
+            for period in range(len(self.tables)):
+                owner = self._owners(period, layer, owner)
+                for expert, holders in self._holders(period, layer).items():
+                    replicas = [device for device in holders if device != owner[expert]]
+                    for device in replicas:
+                        for other in (*replicas, owner[expert]):
+                            if other != device:
+                                link = rows[int(other == owner[expert]), period, layer, self._kind(device, other)]
+                                link[0, device] += 1 / len(replicas)
+                                link[1, other] += 1 / len(replicas)
+        return np.asarray(rows[:, self.period])
 
     def moves(self) -> NDArray[np.float64]:
         """Experts that leave (0) and reach (1) each device before a step, `[B, L, C, 2, D]`: those whose owner changes.

@@ -35,6 +35,7 @@ from ...solvers.seconds import (
     no_seconds,
     slowest,
     step_seconds,
+    total,
 )
 from .chunks import Cut, Cuts, Pipeline, by_class, later, scaled, with_coding
 from .costs import CostModel
@@ -199,21 +200,22 @@ def _replicas(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) ->
 
     Notes
     -----
-    A step sums once: n holders of an expert each send n - 1 parts of n to the others, and the sum, or the weights made
-    of it, back: two all-to-alls whose busiest port decides. Experts that move take their optimizer state along, once
-    for the steps that a recorded one stands for.
+    A step sums once (`runtime.engine.replica_rows`): replicas of an expert send each other parts of their gradients,
+    then each the part that it added up to the owner, and the weights made of it go the same ways backwards: four
+    all-to-alls, of each of which the busiest port decides. Experts that move take their optimizer state along, once for
+    the steps that a recorded one stands for.
     """
     curves, each = costs.exchange, scene.model.expert_bytes
     assert curves is not None
     assert each is not None
     rows, moves = tally.sums, tally.moves
     if rows is None and not journey.placement.has_replicas:
-        rows = np.zeros((1, 1, 1, 1))
+        rows = np.zeros((2, *(1,) * 5))
     elif rows is None:
         rows = Held.of(journey, np.zeros(1, np.int64), scene.cluster.devices_per_node).sums(len(curves))
-    shape = (*tally.loads.shape[:2], len(curves), 1, tally.loads.shape[2])
-    half = exchange_seconds(np.broadcast_to(rows[:, :, :, None] / 2, shape), each, curves, shared=costs.shared)
-    seconds = {"sums_s": scaled(2.0, slowest(half)), "moves_s": no_seconds(shape[:2])}
+    shape = (2, *tally.loads.shape[:2], len(curves), 2, tally.loads.shape[2])
+    ways = [slowest(exchange_seconds(way, each, curves, shared=costs.shared)) for way in np.broadcast_to(rows, shape)]
+    seconds = {"sums_s": scaled(2.0, total(ways)), "moves_s": no_seconds(shape[1:3])}
     if moves is not None:
         assert scene.model.expert_state_bytes is not None
         moved = slowest(exchange_seconds(moves, scene.model.expert_state_bytes, curves, shared=costs.shared))

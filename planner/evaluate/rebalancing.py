@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...runtime.decisions import RebalancingDecision
+from ...runtime.engine.owners import owners_of
 from ...runtime.rebalancing import policy_of, tables_of
 from ...solvers.arrays import Floats, Ints
 from ...solvers.placement import Placement
@@ -90,6 +91,7 @@ class Held:
     """Holders of experts in each period of a part's steps: one period where the placement stays."""
 
     holders: "Sequence[Sequence[Holders]]"  #: `[R][L]`
+    homes: Ints  #: The device of each expert's parameters, `[R, L, E]`
     period: Ints  #: Of each step, `[B]`
     #: Experts that move before a step: rows of (step, layer, expert, from, to), `[N, 5]`; None where nothing may change
     sent: Ints | None = None
@@ -97,26 +99,35 @@ class Held:
     @classmethod
     def of(cls, journey: "Journey", pairs: NDArray[np.integer], group: int) -> "Held":
         """Holders on a journey whose steps have these pairs, `[B, L, E, D]`; nodes of `group` devices."""
-        from ...solvers.flexmoe.state import holders_in
+        from ...solvers.flexmoe.follow import first_homes
+        from ...solvers.flexmoe.state import holders_in, holds, homes_after
         from ...solvers.step_split import layer_holders
 
         placement = journey.placement
         if journey.following is None:
-            return cls([layer_holders(placement, group)], np.zeros(len(pairs), np.int64))
-        run = journey.following.run(pairs, placement, group)
+            homes_LE = np.array([owners_of(placement.holds(layer)) for layer in range(placement.num_layers)])
+            return cls([layer_holders(placement, group)], homes_LE[None], np.zeros(len(pairs), np.int64))
+        run, num_experts = journey.following.run(pairs, placement, group), placement.num_experts
+        homes_RLE = [[first_homes(table, num_experts) for table in run.tables[0]]]
+        for tables in run.tables[1:]:
+            changes = zip(homes_RLE[-1], tables, strict=True)
+            homes_RLE.append([homes_after(home, holds(table, num_experts), group) for home, table in changes])
         holders = cache(
-            lambda table: holders_in(
-                np.frombuffer(table, np.int64).reshape(run.tables.shape[2:]), placement.num_experts, group
-            )
+            lambda table: holders_in(np.frombuffer(table, np.int64).reshape(run.tables.shape[2:]), num_experts, group)
         )
-        return cls([[holders(table.tobytes()) for table in tables] for tables in run.tables], run.period, run.sent)
+        held = [[holders(table.tobytes()) for table in tables] for tables in run.tables]
+        return cls(held, np.array(homes_RLE), run.period, run.sent)
 
     def sums(self, num_classes: int) -> Floats:
-        """Gradient rows that each device sends, and receives, in sums of replicas, in each step, `[B, L, C, D]`."""
-        from ...solvers.flexmoe.state import sum_ports
+        """Gradient rows that leave (0) and reach (1) each device in every step as replicas are summed.
 
-        rows_RL2D = np.array([[sum_ports(of) for of in layers] for layers in self.holders])
-        return by_class(rows_RL2D[self.period], num_classes)
+        `[2, B, L, C, 2, D]`: among replicas (0), then to the owners of experts (1).
+        """
+        from ...solvers.flexmoe.state import sums_of
+
+        layers = [map(sums_of, *of_period) for of_period in zip(self.holders, self.homes, strict=True)]
+        rows_RL2C2D = np.array([[*of_layers] for of_layers in layers])
+        return by_class(np.moveaxis(rows_RL2C2D[self.period], 2, 0), num_classes, axis=3)
 
     def moves(self, num_layers: int, num_devices: int, num_classes: int, group: int) -> Floats:
         """Experts that leave (0) and reach (1) each device before each step, `[B, L, C, 2, D]`."""
@@ -129,6 +140,6 @@ class Held:
         return by_class(moved, num_classes)
 
 
-def by_class(rows: NDArray[Any], num_classes: int) -> NDArray[Any]:
-    """Rows by link class `[B, L, C, ...]`, of those inside nodes and between them `[B, L, 2, ...]`."""
-    return rows if num_classes == 2 else rows.sum(axis=2, keepdims=True)
+def by_class(rows: NDArray[Any], num_classes: int, axis: int = 2) -> NDArray[Any]:
+    """Rows by link class along an axis, of those inside nodes (0) and between them (1)."""
+    return rows if num_classes == 2 else rows.sum(axis=axis, keepdims=True)

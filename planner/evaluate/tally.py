@@ -85,7 +85,8 @@ class Tally:
     moved: Floats | None = None
     #: Token-expert pairs from every device to every expert, `[B, L, D, E]`; None where no buffer has a fixed capacity
     sent: NDArray[np.int32] | None = None
-    #: Gradient rows that each device sends, and receives, in sums of replicas, `[B, L, C, D]`; None where these stay
+    #: Gradient rows that leave (0) and reach (1) each device as replicas are summed, first among themselves, then to
+    #: owners, `[2, B, L, C, 2, D]`; None where holders stay
     sums: Floats | None = None
     #: Experts that leave (0) and reach (1) each device before a step, `[B, L, C, 2, D]`; None where experts stay
     moves: Floats | None = None
@@ -216,7 +217,7 @@ class Tally:
         alive_D = self.slots > 0
         loads = np.where(alive_D, self.loads.sum(axis=2, keepdims=True) / alive_D.sum(), 0.0)
         ports = self.ports and self.ports.each(lambda one: np.broadcast_to(one.mean(axis=-1, keepdims=True), one.shape))
-        return replace(self, loads=loads, ports=ports, sums=np.zeros((1, 1, 1, 1)), moves=None, blocks=None)
+        return replace(self, loads=loads, ports=ports, sums=np.zeros((2, *(1,) * 5)), moves=None, blocks=None)
 
     def mixed(self, weights: Floats) -> Self:
         """Weighted sums of the rows of loads and ports, `[B, M]` of `[M, ...]`; nothing else by step."""

@@ -54,6 +54,33 @@ def sum_ports(holders: Holders) -> Floats:
 
 
 @compiled
+def sums_of(holders: Holders, home: Ints) -> Floats:
+    """Gradient rows that leave (0) and reach (1) each device as replicas are summed at homes `[E]`, `[2, 2, 2, D]`.
+
+    First (0) the n - 1 replicas of an expert send each other an (n - 1)-th of theirs, then (1) each sends what it added
+    up to the home; by class of links inside nodes (0) and between them (1). Weights go the same ways backwards.
+    """
+    first, device, cell, cell_first = holders.first, holders.device, holders.cell, holders.cell_first
+    rows = np.zeros((2, 2, 2, len(holders.held_first) - 1))
+    for e in range(len(first) - 1):
+        parts = first[e + 1] - first[e] - 1
+        near_home = -1
+        for p in range(first[e], first[e + 1]):
+            if device[p] == home[e]:
+                near_home = cell[p]
+        for p in range(first[e], first[e + 1]):
+            if device[p] != home[e]:
+                at_home = cell[p] == near_home
+                near = cell_first[cell[p] + 1] - cell_first[cell[p]] - 1 - at_home
+                rows[0, 0, :, device[p]] += near / parts
+                rows[0, 1, :, device[p]] += (parts - 1 - near) / parts
+                link = 0 if at_home else 1
+                rows[1, link, 0, device[p]] += 1 / parts
+                rows[1, link, 1, home[e]] += 1 / parts
+    return rows
+
+
+@compiled
 def homes_after(home: Ints, held: Bools, group: int) -> Ints:
     """The home of every expert `[E]`: where it was, while that device holds it; else on the same node, else anywhere.
 

@@ -99,6 +99,28 @@ def naive(ids: Any, dispatch: str) -> dict[str, Any]:
     return seconds
 
 
+@pytest.mark.parametrize("passes", [None, Passes(0.0, full_duplex=False)], ids=["whole", "chunks"])
+def test_ranks_tell_one_another_what_steps_are_split_and_samples_moved_by(
+    make_trace: Any, make_profile: Any, passes: Any
+) -> None:
+    """All-gathers of 30 us and 2e-9 s a byte: pairs of each expert; pairs and copies of each of two samples."""
+    trace, profile = make_trace(samples=8), make_profile("1x2", noise=0.0)
+    twice = Placement.from_sets([[[0, 1, 2, 3, 4], [4, 5, 6, 7, 0]]] * 3, 8, ReplicaRule.QUOTA)
+    still = np.tile(np.arange(8) % 2, (4, 1))
+    for journey, moving, sizes in (
+        (Journey("standard", replace(twice, replica_rule=ReplicaRule.EVEN)), False, []),
+        (Journey("standard", twice), False, [4 * 8] * 3),
+        (Journey("migrating", HALVES, moves=still), True, [8, 2 * 16, *[2 * 4 * (8 + 2)] * 3]),
+    ):
+        seconds = priced(scene_of(trace, "1x2", profile=profile, moving=moving, passes=passes), journey)
+        expected = sum(30e-6 + 2e-9 * size for size in sizes)
+        assert seconds.get("counts_s", np.zeros(2)) == pytest.approx([expected] * 2, rel=0.01)
+        parts = ("moe_s",) if passes else ("dispatch_s", "experts_s", "combine_s")
+        assert seconds["step_s"] == pytest.approx(
+            sum(seconds[name] for name in (*parts, "attention_s")) + expected, rel=0.001
+        )
+
+
 def attention(tokens: int, contexts: int) -> float:
     """c0 + c1 n + c2 c of the case's multiply-adds, 4 n M^2 + (c + n) M."""
     return 10e-6 + 1e-10 * (4 * tokens * 64 * 64 + (contexts + tokens) * 64) if tokens else 0.0

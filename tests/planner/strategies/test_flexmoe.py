@@ -448,7 +448,7 @@ def first_steps(tally: Tally, number: int) -> Tally:
 
 
 def test_sums_and_moves_are_priced_by_the_bytes_that_cross_the_busiest_port(run: CountTrace, profile: Path) -> None:
-    """On 2x2: expert 0 on devices 0, 1 and 2 sums thirds, and moves from device 0 to 3 before the second step."""
+    """On 2x2: experts 0 and 1 have replicas, and one moves from device 0 to 3 before the second step."""
     scene = replace(scene_of(run, "2x2", profile=profile, passes=Passes(2.0, full_duplex=False)), paired=True)
     costs, spec = known(scene.costs), known(scene.model)
     near, far = known(costs.exchange)
@@ -467,9 +467,9 @@ def test_sums_and_moves_are_priced_by_the_bytes_that_cross_the_busiest_port(run:
         return float(curve(np.array([size]), np.array([size])).seconds[0])
 
     each = float(known(spec.expert_bytes))
-    # Device 0 sends one third of expert 0 near and one far, and half of expert 1 far; device 2 two thirds far.
-    rows = {"near": 1 / 3, "far": max(1 / 3 + 1 / 2, 2 / 3)}
-    expected = 2 * max(taken(near, rows["near"] * each), taken(far, rows["far"] * each))
+    # Device 0 owns both. Devices 1 and 2 send each other half of expert 0, then half to 0; device 3 sends expert 1.
+    among, home = taken(far, each / 2), max(taken(near, each / 2), taken(far, (1 / 2 + 1) * each))
+    expected = 2 * (among + home)
     assert seconds["sums_s"][1] == pytest.approx([LAYERS * expected] * 2)
     moved = taken(far, 128 * 64 * 3 * 16) / 5
     assert seconds["moves_s"][1] == pytest.approx([0, moved])

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from moeplan.solvers.flexmoe.state import holders_in, holds, homes_after, moves_seconds, sum_ports, transfers
+from moeplan.solvers.flexmoe.follow import first_homes
+from moeplan.solvers.flexmoe.state import holders_in, holds, homes_after, moves_seconds, sum_ports, sums_of, transfers
 from moeplan.solvers.quota import holders_of
 from tests.solvers.flexmoe.layers import COSTS, Array, holders, layers, naive_sums
 
@@ -26,6 +27,18 @@ def test_sums_are_of_every_two_holders(layer: Layer) -> None:
     table, pairs, group = layer
     found = sum_ports(holders_in(table, pairs.shape[1], group))
     assert found == pytest.approx(naive_sums(table, pairs.shape[1], group))
+
+
+@given(layers())
+def test_replicas_are_summed_among_themselves_and_then_at_home(layer: Layer) -> None:
+    table, pairs, group = layer
+    home, expected = first_homes(table, pairs.shape[1]), np.zeros((2, 2, 2, len(table)))
+    for expert, owner in enumerate(home.tolist()):
+        replicas = {*holders(table, expert)} - {owner}
+        for device in replicas:
+            for stage, to in [(0, other) for other in replicas - {device}] + [(1, owner)]:
+                expected[stage, int(device // group != to // group), (0, 1), (device, to)] += 1 / len(replicas)
+    assert sums_of(holders_in(table, pairs.shape[1], group), home) == pytest.approx(expected)
 
 
 @given(layers(), layers())
