@@ -188,7 +188,7 @@ def _told_bytes(journey: Journey, scene: Scene) -> list[float]:
         return [number, samples, *[number] * model.num_layers]
     if journey.dispatch_model == "migrating":
         steps, units = sum(one.num_steps for one in scene.cohorts), sum(len(one.unit_ids) for one in scene.cohorts)
-        each = units / (steps * size)  # samples of a device
+        each = units / max(steps * size, 1)  # samples of a device
         return [number, samples * each, *[4.0 * (size + model.num_experts) * each] * model.num_layers]
     if journey.following is None and not (journey.placement.has_replicas and journey.rule in BY_STEP):
         return []
