@@ -34,7 +34,7 @@ class Curve:
 
 
 def curves(result: Result) -> list[Curve]:
-    """The curves of a subject by axis and method."""
+    """The curves of a subject by axis and method; a single size makes none."""
     found: dict[str, dict[tuple[str, str], list[tuple[float, float]]]] = {}
     for section in result.sections:
         for row in section.rows:
@@ -45,6 +45,7 @@ def curves(result: Result) -> list[Curve]:
         Curve(axis, method, sizes, values, quality)
         for axis, methods in found.items()
         for (method, quality), points in methods.items()
+        if len({size for size, _ in points}) > 1
         for sizes, values in [zip(*sorted(points), strict=True)]
     ]
 

@@ -119,8 +119,8 @@ def cluster_for(
 ) -> Cluster:
     """The cluster a plan is for: that of the base it is solved `on`, else `NxG`, else the profile's own.
 
-    Its links are the base's, where that has any, else the profile's, some replaced by `KIND=GBps:us`. A base's cluster
-    may be said again, but no other.
+    Its links are the base's, where that has any, else the profile's, some replaced by those given (`Link.parse`). A
+    base's cluster may be said again, but no other.
     """
     from ..profilers import profile as profiles
     from ..runtime import plan as plans

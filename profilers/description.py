@@ -58,7 +58,7 @@ def describe(cluster: str, links: Iterable[str] = (), attention: str | None = No
     cluster
         `NxG` (N nodes of G devices), or the path of a YAML file.
     links
-        `KIND=GBps:us` each, in place of the file's.
+        `KIND=GBps:us[:DEVICES]` each (`Link.parse`), in place of the file's.
     attention
         `NS:PS@M`: nanoseconds a token, picoseconds a token squared, of a model of hidden size M.
 

@@ -31,15 +31,16 @@ class Ray:
         elif not self._joined_before:
             self._start_or_join()
         self._reply = ray.remote(reply).options(num_cpus=1, max_retries=TRIES - 1)
-        self._begun = dict[Future[Answer], Any]()
+        self._answers = dict[Future[Answer], Future[Answer]]()  # Ray's, which nobody cancels, to those handed out
         self.size = max(1, int(ray.cluster_resources().get("CPU", 1)))
 
     def submit(self, task: Callable[..., Any], *args: Any) -> "Future[Answer]":
         """Begin a task."""
-        reference = self._reply.remote(*message(task, args))
-        future: Future[Answer] = reference.future()
-        self._begun[future] = reference
-        future.add_done_callback(self._begun.pop)
+        reference, future = self._reply.remote(*message(task, args)), Future[Answer]()
+        answer: Future[Answer] = reference.future()
+        self._answers[answer] = future
+        future.add_done_callback(lambda _: future.cancelled() and self._ray.cancel(reference, force=True))
+        answer.add_done_callback(self._hand_out)
         return future
 
     def broadcast(self, value: Any) -> Any:
@@ -48,11 +49,22 @@ class Ray:
 
     def close(self) -> None:
         """Cancel what is left, and leave the cluster unless it was joined before."""
-        for reference in [*self._begun.values()]:
-            self._ray.cancel(reference, force=True)
-        wait([*self._begun], ANSWER_S)  # Ray crashes where it shuts down with answers under way
+        left = dict(self._answers)
+        for future in left.values():
+            future.cancel()
+        wait(left, ANSWER_S)  # Ray crashes where it shuts down with answers under way
         if not self._joined_before:
             self._ray.shutdown()
+
+    def _hand_out(self, answer: "Future[Answer]") -> None:
+        """Give an answer of Ray to who waits for it; nobody does once that was cancelled."""
+        future = self._answers.pop(answer)
+        if not future.set_running_or_notify_cancel():
+            return
+        if (error := answer.exception()) is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(answer.result())
 
     def _start_or_join(self) -> None:
         try:

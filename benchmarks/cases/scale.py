@@ -66,7 +66,7 @@ def _counted(tokens: int) -> Iterator[Row]:
             assert written == first
             yield Row(
                 f"{trace.num_tokens:,} tokens", f"workers {number}", quality=alone_s / seconds / number,
-                seconds=seconds, memory_bytes=max(peak), axis="workers", size=number,
+                seconds=seconds, memory_bytes=max(peak),
                 more={"M token-layers per second and worker": trace.num_tokens * LAYERS / seconds / number / 1e6},
             )  # fmt: skip
 
@@ -134,7 +134,7 @@ def _placed(steps: int) -> Iterator[Row]:
         assert np.array_equal(placed.placement.physical_to_logical, first.placement.physical_to_logical)
         yield Row(
             f"{STACK} layers, {steps:,} steps", f"workers {number}", quality=alone_s / seconds / number,
-            seconds=seconds, memory_bytes=max(peak), axis="workers", size=number,
+            seconds=seconds, memory_bytes=max(peak),
             more={"core seconds": seconds * number, "balance": placed.outcome.objective.value},
         )  # fmt: skip
 

@@ -22,6 +22,7 @@ from moeplan.planner.request import Request
 from moeplan.planner.solve import make
 from moeplan.profilers.cases import PLANNED
 from moeplan.profilers.cases.case import Alone, Case, Collective
+from moeplan.profilers.cases.exchange import AllGather, AllToAll
 from moeplan.profilers.cases.point_to_point import PointToPoint, pairs
 from moeplan.profilers.cases.routed_exchange import RoutedExchange, ways
 from moeplan.profilers.cluster import Cluster
@@ -63,30 +64,45 @@ RUNS: dict[str, dict[str, Settings]] = {
 }
 
 
+class _Buffers(Collective):
+    def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
+        return [{"bytes": world.size * count // 4} for count in BUFFER_BYTES]
+
+
+class _AllToAll(_Buffers, AllToAll):
+    pass
+
+
+class _AllGather(_Buffers, AllGather):
+    pass
+
+
+class _RoutedExchange(RoutedExchange):
+    def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
+        return [{"bytes": 1024 << octave, **way} for octave in OCTAVES for way in ways(world.size)]
+
+
+class _PointToPoint(PointToPoint):
+    def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
+        return [{"bytes": count, "first": one, "second": two} for count in PAIR_BYTES for one, two in pairs(world.size)]
+
+
+#: Collectives at sizes that this wire carries in less than a second each
+COLLECTIVES: dict[str, Case] = {
+    case.name: case for case in (_AllToAll(), _RoutedExchange(), _AllGather(), _PointToPoint())
+}
+
+
 def small(case: Case) -> Case:
-    """A case at sizes that suit this wire, which carries each in less than a second, and small models."""
-    one = copy.copy(case)
-    if isinstance(one, Alone):
-        one.grids = replace(one.grids, cpu=one.grids.quick_cpu)
-    else:
-        kinds = {RoutedExchange: _exchanges, PointToPoint: _pairs, Collective: _buffers}
-        vars(one)["sizes"] = next(sizes for kind, sizes in kinds.items() if isinstance(one, kind))
-    return one
+    """A case that planning reads, at sizes that suit this wire and small models."""
+    if not isinstance(case, Alone):
+        return COLLECTIVES[case.name]
+    alone = copy.copy(case)
+    alone.grids = replace(case.grids, cpu=case.grids.quick_cpu)
+    return alone
 
 
-def _exchanges(world: World, *, quick: bool) -> Sequence[Size]:
-    return [{"bytes": 1024 << octave, **way} for octave in OCTAVES for way in ways(world.size)]
-
-
-def _pairs(world: World, *, quick: bool) -> Sequence[Size]:
-    return [{"bytes": count, "first": one, "second": two} for count in PAIR_BYTES for one, two in pairs(world.size)]
-
-
-def _buffers(world: World, *, quick: bool) -> Sequence[Size]:
-    return [{"bytes": world.size * count // 4} for count in BUFFER_BYTES]
-
-
-MEASURED: tuple[Case, ...] = tuple(map(small, PLANNED))  # what planning reads
+MEASURED: tuple[Case, ...] = tuple(map(small, PLANNED))
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def profile(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the profile in the output file.")] = False,
     preset: Annotated[str | None, optional("Curves that ship: h100_sxm or h200_sxm; or list.")] = None,
     cluster: Annotated[str | None, optional("NxG or a cluster.yaml: a description, not measured.")] = None,
-    link: Annotated[list[str] | None, optional("KIND=GBps:us of a described cluster; may repeat.")] = None,
+    link: Annotated[list[str] | None, optional("KIND=GBps:us[:DEVICES] of a described cluster; may repeat.")] = None,
     attention: Annotated[
         str | None, optional("NS:PS@HIDDEN of a described cluster: ns a token, ps a token squared.")
     ] = None,
@@ -67,7 +67,7 @@ def profile(
     Ctrl-C keeps what was measured, and --resume goes on from there.
 
     --preset and --from-tables give the curves of one node; --cluster and --link say how many there are and what joins
-    them. A link given replaces the measured one.
+    them. A link given replaces the measured one. inter=GBps:us:DEVICES is one that so many devices of a node share.
 
     \b
     Examples:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..request import Request
 
 BY = "What to plan by; auto tries all and combines them."
+LINK = "Instead of the profile's; DEVICES of a node share it; may repeat."
 WIRE = "Send hidden vectors as 8-bit rows; results change."
 TRACES = "A directory (default: traces), a file or a URI; eplb: several with weights."
 
@@ -40,7 +41,7 @@ def solve(
     trace: Annotated[list[str] | None, optional(TRACES, metavar="TRACE[:WEIGHT]")] = None,
     profile: Annotated[Path | None, optional("The profile; else profile.json, if there.")] = None,
     cluster: Annotated[str | None, optional("N nodes of G devices; else the profile's.", metavar="NxG")] = None,
-    link: Annotated[list[str] | None, optional("Instead of the profile's; may repeat.", metavar="KIND=GBps:us")] = None,
+    link: Annotated[list[str] | None, optional(LINK, metavar="KIND=GBps:us[:DEVICES]")] = None,
     on: Annotated[Path | None, optional("Add this decision to a plan, on its cluster.")] = None,
     previous: Annotated[Path | None, optional("exflow: the plan in force; few experts move.", "--from")] = None,
     dispatch: Annotated[Dispatch | None, optional("Dispatch model; else the strategy's own.")] = None,

@@ -49,7 +49,8 @@ def import_(
     The kind is found by the content. With --hf-config config.json of the model: SGLang's
     expert_distribution_recorder_*.pt (stat, stat_approx, per_pass, per_token: the files of all ranks); responses of
     SGLang or vLLM with routed_experts, JSON lines; TensorRT-LLM's directory of meta_info.json and rank*.safetensors;
-    Megatron-LM's directory of router_trace_rank*.jsonl. Notes say what a recording cannot tell.
+    Megatron-LM's directory of router_trace_rank*.jsonl, the only one whose lines --workers parses. Notes say what a
+    recording cannot tell.
 
     An .npz holds expert_ids [tokens, layers, k] with optional weights, seq_id, pos and num_experts. An .npy is
     [tokens, layers] (ExFlow's) or [tokens, layers, k].

@@ -161,7 +161,8 @@ def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster:
         places = cluster.devices_per_node if link == "intra" else cluster.num_nodes
         series = _series(profile, cases, model, ranks=ranks, link=link)
         if series is None and link not in cluster.links:
-            return _Part(missing=f"no {cases[-1]} of {ranks} ranks and no {link} link; give --link {link}=GBps:us")
+            shape = f"{link}=GBps:us" + ", or inter=GBps:us:DEVICES where devices share it" * (link == "inter")
+            return _Part(missing=f"no {cases[-1]} of {ranks} ranks and no {link} link; give --link {shape}")
         sources[f"{part} {link}"] = f"link {link}" if series is None else series.key
         if series is not None and series.case == "routed_exchange":
             shared = Sharing.of(cluster) if link == "inter" else ALONE

@@ -156,12 +156,13 @@ def test_the_exponent_is_the_power_of_the_largest_sizes_whatever_the_order_of_ro
     assert curve.exponent == pytest.approx(power, abs=1e-9)
 
 
-def test_rows_without_a_size_are_no_curve_nor_picture_and_two_sizes_no_exponent(tmp_path: Path) -> None:
+def test_rows_without_a_size_or_of_one_are_no_curve_nor_picture_and_two_sizes_no_exponent(tmp_path: Path) -> None:
     sizeless = result_of(Row("n", "own", seconds=1.0))
     draw(sizeless, tmp_path / "one.svg")
     assert curves(sizeless) == []
     assert not (tmp_path / "one.svg").exists()
     assert curves(result_of(*grown((1, 2), 1)))[0].exponent is None
+    assert curves(result_of(*grown((8, 8), 1))) == []
 
 
 def test_rows_that_were_not_timed_are_a_curve_of_their_quality_and_have_no_exponent(tmp_path: Path) -> None:

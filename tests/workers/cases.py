@@ -19,6 +19,11 @@ def doubled(number: int) -> int:
     return 2 * number
 
 
+def number_in(_: int, text: bytes) -> int:
+    """The number in a line, for `parsed_lines`."""
+    return int(text)
+
+
 def refusing(number: int) -> int:
     raise InputError(f"part {number}: damaged")
 
@@ -34,6 +39,14 @@ def place() -> tuple[str, int, str | None]:
 
 def length(value: bytes, number: int) -> int:
     return len(value) + number
+
+
+def lasting(number: int, folder: str) -> int:
+    """Say where the task runs; all but the first last long."""
+    (Path(folder) / f"{number}.writing").write_text(str(os.getpid()))
+    (Path(folder) / f"{number}.writing").rename(Path(folder) / str(number))
+    time.sleep(60 * (number > 0))
+    return number
 
 
 def dying_once(number: int, folder: str) -> int:

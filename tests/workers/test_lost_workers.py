@@ -8,8 +8,6 @@ import os
 import pickle
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +22,7 @@ from moeplan.traces.reader import Trace
 from moeplan.workers import SERIAL, Workers, opened
 from moeplan.workers.tasks import FEWER
 from tests.workers import cases
+from tests.workers.interrupted import gone, started
 
 KILL_RUNS = int(os.environ.get("MOEPLAN_KILL_RUNS", "3"))
 LOST = f"a worker process died 3 times at one task (SIGKILL); {FEWER}"
@@ -93,48 +92,20 @@ def test_a_result_that_cannot_be_sent_is_said() -> None:
 
 # Ctrl-C
 
-LONG = """
-import os, sys, time
-from moeplan.workers import opened
-if __name__ == "__main__":
-    with opened("2") as workers:
-        print(workers.submit(os.getpid).result(), flush=True)
-        list(workers.map(time.sleep, [(60,), (60,), (60,)]))
-"""
-
 
 def test_ctrl_c_ends_what_was_started_at_once(tmp_path: Path) -> None:
-    process, worker = started(tmp_path)
+    process, worker = started(tmp_path, "2")
     begun = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    _, errors = process.communicate(timeout=20)
+    out, errors = process.communicate(timeout=20)
     assert time.monotonic() - begun < 10
     assert "KeyboardInterrupt" in errors.splitlines()[-1]
-    assert errors.count("Traceback") == 1
+    assert (out, errors.count("Traceback")) == ("closed\n", 1)
     assert gone(worker)
 
 
 def test_workers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
-    process, worker = started(tmp_path)
+    process, worker = started(tmp_path, "2")
     process.kill()
     process.communicate(timeout=20)
     assert gone(worker)
-
-
-def started(folder: Path) -> tuple["subprocess.Popen[str]", int]:
-    script = folder / "script.py"
-    script.write_text(LONG)
-    words, pipe = [sys.executable, "-I", str(script)], subprocess.PIPE
-    process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, start_new_session=True, cwd=folder)
-    assert process.stdout is not None
-    worker = int(process.stdout.readline())
-    time.sleep(0.5)
-    return process, worker
-
-
-def gone(pid: int) -> bool:
-    for _ in range(50):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.1)
-    return False

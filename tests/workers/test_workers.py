@@ -39,6 +39,7 @@ from tests.solvers.flexmoe.layers import COSTS
 from tests.traces.builders import COUNTS_META
 from tests.traces.importers.recordings import distinct_ids, megatron, write
 from tests.workers import cases
+from tests.workers.interrupted import gone, started
 
 ROOT = Path(__file__).parents[2]
 WAYS = ("1", "2", "auto", "ray", "dask")
@@ -144,7 +145,35 @@ def test_every_scheduler_of_the_page_is_run() -> None:
     assert [*sections()] == ["One machine", "SLURM", *PACKAGES]
 
 
+def test_ctrl_c_ends_a_ray_that_was_started(tmp_path: Path) -> None:
+    wanted("ray")
+    process, worker = started(tmp_path, "ray")
+    os.killpg(process.pid, signal.SIGINT)
+    out, errors = process.communicate(timeout=40)
+    assert (out, process.returncode) == ("closed\n", -signal.SIGINT), errors
+    assert errors.count("Traceback") == 1
+    assert gone(worker)
+
+
 # The contract
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_leaving_a_map_ends_its_tasks_on_a_ray_that_goes_on(
+    error: type[BaseException] | None, ray: None, tmp_path: Path
+) -> None:
+    rows, second = [(number, str(tmp_path)) for number in range(5)], tmp_path / "1"
+    with contextlib.nullcontext() if error is None else pytest.raises(error), opened("ray") as workers:
+        for _ in workers.map(cases.lasting, rows):
+            while not second.exists():
+                time.sleep(0.01)
+            if error is not None:
+                raise error
+            break
+        assert workers.submit(cases.doubled, 4).result() == 8  # both CPUs were taken
+    assert gone(int(second.read_text()))
+    with opened("ray") as workers:
+        assert workers.submit(cases.doubled, 5).result() == 10
 
 
 def test_results_come_by_their_number_and_in_order_where_asked(there: Workers) -> None:
@@ -238,6 +267,17 @@ def test_an_import_is_the_same_wherever_lines_are_parsed(
         (files / "router_trace_rank1.jsonl").write_text("\n".join([*lines[:4], change, *lines[4:], "[]"]))
         with pytest.raises(InputError, match=r"router_trace_rank1.jsonl: line 5: "):
             import_trace(files, tmp_path / "refused", workers=there)
+
+
+def test_a_line_that_is_too_long_is_named_after_what_workers_made_of_those_before(
+    there: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "LINES_BYTES", 20)
+    (tmp_path / "lines").write_text("".join(f"{number}\n\n" for number in range(10, 60)) + "9" * 50 + "\n1\n")
+    parsed = source.parsed_lines(cases.number_in, tmp_path / "lines", 40, there)
+    assert [next(parsed) for _ in range(50)] == [*range(10, 60)]
+    with pytest.raises(InputError, match=r"^line 101: over 40 bytes"):
+        next(parsed)
 
 
 @pytest.fixture(scope="module")

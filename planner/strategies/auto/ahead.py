@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 _of_thread = threading.local()  # `own`: the last search of a thread, with all that it has read
 
 
-def begun(search: "Search", several: Sequence[Components]) -> dict[Components, Pending[Candidate]]:
-    """Candidates that workers begin to decide; none before the first is known, by which others are left out, and none
-    where time is limited: what is left of it says which are tried.
+def submit(search: "Search", several: Sequence[Components]) -> dict[Components, Pending[Candidate]]:
+    """Let workers decide those candidates of several whose base is known.
+
+    None before the first candidate is known, because it says which others are left out. None under a time limit,
+    because the time left says which are tried.
     """
     workers = search.task.workers
     ready = [*dict.fromkeys(components for components in several if _is_ready(search, components))]
@@ -32,14 +34,14 @@ def begun(search: "Search", several: Sequence[Components]) -> dict[Components, P
     return pending
 
 
-def ended(pending: Mapping[Components, Pending[Candidate]]) -> None:
+def cancel(pending: Mapping[Components, Pending[Candidate]]) -> None:
     """Forget what this thread has read, and cancel what workers have not begun."""
     _of_thread.own = None
     for candidate in pending.values():
         candidate.future.cancel()
 
 
-def taken(search: "Search", pending: Pending[Candidate], component: Component, base: Candidate | None) -> Candidate:
+def result_of(search: "Search", pending: Pending[Candidate], component: Component, base: Candidate | None) -> Candidate:
     """A candidate as workers decided it, as if it had been here; errors as in `Search.solve_component`."""
     candidate = pending.result()
     task = search.task_of(component, base.solved if base else None, inner=True, search_s=search.search_s)

@@ -177,10 +177,10 @@ class Search:
         try:
             for place, components in enumerate(several):
                 if not pending:
-                    pending = ahead.begun(self, several[place:])
+                    pending = ahead.submit(self, several[place:])
                 self.attempt(components, pending.get(components))
         finally:
-            ahead.ended(pending)
+            ahead.cancel(pending)
 
     def unread(self, task: Task) -> "Search":
         """The search of a task as workers are sent it, without what this one knows but for the currency."""
@@ -229,7 +229,7 @@ class Search:
         self.task.say(f"trying {named(components)}")
         try:
             candidate = (
-                ahead.taken(self, pending, component, base)
+                ahead.result_of(self, pending, component, base)
                 if pending
                 else self.solve_component(component, base, is_first=not self.tried)
             )

@@ -53,6 +53,14 @@ def of_series(*measured: Series) -> Profile:
     return describe("1x4").model_copy(update={"series": {one.key: one for one in measured}})
 
 
+def test_the_screen_says_of_a_link_how_many_devices_share_it() -> None:
+    lines = printed(describe("2x8", ["intra=400:2", "inter=6.25:5:8"]), 100).splitlines()
+    assert [line for line in lines if line.startswith("link")] == [
+        "link      intra: 400 GB/s, 2.00 us",
+        "link      inter: 6.25 GB/s, 5.00 us, shared by 8 devices of a node",
+    ]
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_screen_has_a_line_a_series_and_says_what_was_noticed(width: int) -> None:
     profile = measured()

@@ -198,6 +198,12 @@ def test_a_mixture_has_no_pictures_of_one_of_its_traces(trace: Any, make_trace: 
     assert f"--trace {trace.path}:0.5 --trace {other.path}:0.5" in made_by(plan, None)
 
 
+@pytest.mark.parametrize("link", ["inter=10:5:2", "inter=10:5"])
+def test_the_command_of_a_plan_says_how_many_devices_share_a_link(trace: Any, link: str) -> None:
+    command = made_by(planned(trace, "contiguous", "2x2", links=("intra=100:2", link)), None)
+    assert re.findall(r"--link (\S+)", command) == ["intra=100:2", link]
+
+
 def test_counts_have_loads_and_no_pairs_of_devices(tmp_path: Path) -> None:
     trace, _ = tallied(tmp_path / "t")
     plan = planned(trace, "eplb", "2x2", redundant="auto")
