@@ -148,7 +148,8 @@ def common_cluster(plans: Sequence[LoadedPlan], described: Cluster | None, *, ti
     cluster = plans[0].plan.cluster
     if described is None:
         return cluster
-    links = {kind: link for kind, link in described.links.items() if kind != "inter" or cluster.num_nodes > 1}
+    known = described.links_on(cluster)
+    links = {kind: link for kind, link in known.items() if kind != "inter" or cluster.num_nodes > 1}
     return replace(cluster, links={**cluster.links, **links})
 
 

@@ -119,8 +119,8 @@ def cluster_for(
 ) -> Cluster:
     """The cluster a plan is for: that of the base it is solved `on`, else `NxG`, else the profile's own.
 
-    Its links are the base's, where that has any, else the profile's, some replaced by those given (`Link.parse`). A
-    base's cluster may be said again, but no other.
+    Its links are the base's, where that has any, else the profile's, as nodes of its size have them, some replaced by
+    `KIND=GBps:us`. A base's cluster may be said again, but no other.
     """
     from ..profilers import profile as profiles
     from ..runtime import plan as plans
@@ -138,4 +138,4 @@ def cluster_for(
         asked = based
     if asked is None:
         raise UsageError("no cluster: there is no profile.json here; run moeplan profile, or give --cluster NxG")
-    return dataclasses.replace(asked, links=known.links if known is not None else {}).linked(links)
+    return dataclasses.replace(asked, links={} if known is None else known.links_on(asked)).linked(links)

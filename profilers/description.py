@@ -6,7 +6,7 @@
     devices_per_node: 8
     links:                                   # optional
       intra: {gbytes_per_s: 400, latency_us: 2}
-      inter: {gbytes_per_s: 50, latency_us: 5}     # of a device; `shared_by: 8` where so many share one link
+      inter: {gbytes_per_s: 50, latency_us: 5}     # of a device; `shared_by: 8` where all 8 share one link
 """
 
 import re

@@ -35,7 +35,7 @@ def encoded(x_nM: "Tensor") -> "Tensor":
 
 
 def decoded(rows_nB: "Tensor", dtype: "torch.dtype") -> "Tensor":
-    """The hidden vectors `[n, M]` of rows of bytes."""
+    """Hidden vectors `[n, M]` of a dtype, float, from rows of bytes, uint8 `[n, 4 + M]`."""
     import torch
 
     scale_n1 = rows_nB[:, :SCALE_BYTES].clone(memory_format=torch.contiguous_format).view(torch.float32)

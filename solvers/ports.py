@@ -27,20 +27,26 @@ def link_classes(cluster: Cluster) -> tuple[LinkClass, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How many devices of a node share its link to other nodes, as `Link.shared_by` says; 1: none do."""
+    """How the devices of a node share its link to other nodes."""
 
     devices_per_node: int = 1
-    shared_by: float = 1.0
+    shared_by: float = 1.0  #: As `Link.shared_by`: how many times as fast a device is alone; 1: nothing is shared
 
     @classmethod
     def of(cls, cluster: Cluster) -> Self:
-        """That of a cluster; where no link between nodes is known, each device has a port of its own."""
+        """Sharing in a cluster of N nodes; where no link between them is known, every device has a port of its own."""
         link = cluster.links.get("inter") if cluster.num_nodes > 1 else None
-        most = float(cluster.devices_per_node)
-        return cls(cluster.devices_per_node, 1.0 if link is None else min(link.shared_by, most))
+        return cls(cluster.devices_per_node, 1.0 if link is None else link.shared_by)
 
-    def busiest(self, copies: NDArray[np.number]) -> NDArray[Any]:
-        """Copies through the port that decides how long each link class takes, `[..., C]` of `[..., C, 2, D]`.
+    def busiest(self, copies: NDArray[np.number], kept: Ints | int = 0) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Copies through the port that decides how long each link class takes, and those kept beside them, `[..., C]`.
+
+        Parameters
+        ----------
+        copies
+            Copies that leave (0) and reach (1) each device by link class, `[..., C, 2, D]`.
+        kept
+            Copies that each device sends itself, `[..., 1, 1, D]`. They count in the first class alone.
 
         Notes
         -----
@@ -50,14 +56,19 @@ class Sharing:
 
             max(max_d n_d / f, max_node sum_{d in node} n_d / G)                                                (1)
 
-        which is max n for f = 1, and for f = G the mean of the busiest node's devices.
+        which is max n for f = 1, and for f = G the mean of the busiest node's devices. Beside them stand, with k
+        copies that a device keeps,
+
+            max_d (n_d + k_d) - max_d n_d                                                                       (2)
         """
         port_C: NDArray[Any] = copies.max(axis=(-2, -1))
+        own_C11 = np.arange(copies.shape[-3])[:, None, None] == 0
+        beside_C: NDArray[Any] = (copies + kept * own_C11).max(axis=(-2, -1)) - port_C  # (2)
         if self.shared_by == 1:
-            return port_C
+            return port_C, beside_C
         far_2NG = copies[..., -1, :, :].reshape(*copies.shape[:-3], copies.shape[-2], -1, self.devices_per_node)
         far = np.maximum(port_C[..., -1] / self.shared_by, far_2NG.mean(axis=-1).max(axis=(-2, -1)))  # (1)
-        return np.concatenate([port_C[..., :-1], far[..., None]], axis=-1)
+        return np.concatenate([port_C[..., :-1], far[..., None]], axis=-1), beside_C
 
 
 ALONE = Sharing()

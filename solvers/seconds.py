@@ -50,7 +50,7 @@ def exchange_seconds(
         Hidden vectors that each device sends itself, `[B, L, 1, 1, D]`; of the busiest device of each class alone, as
         chunks have it, `[B, L, C or 1, 1, 1]` beside copies `[B, L, C, 1, 1]`.
     shared
-        How many devices of a node share its link, by which n_c below is found; of busiest ports alone, nothing.
+        How devices of a node share its link, by which n_c below is found; of busiest ports alone, they do not.
 
     Notes
     -----
@@ -64,16 +64,13 @@ def exchange_seconds(
     first class, which joins the devices of a node where it has several, 0 for another. A class without n and k takes no
     time.
     """
-    own_C11 = np.arange(copies.shape[2])[:, None, None] == 0
-    port_BLC, handled_BLC = shared.busiest(copies), (copies + kept * own_C11).max(axis=(3, 4))
-    if shared.shared_by != 1:
-        handled_BLC = handled_BLC + (port_BLC - copies.max(axis=(3, 4)))
-    ports_BLC, most_BLC = (copy_bytes * n.astype(np.float64) for n in (port_BLC, handled_BLC))
+    port_BLC, beside_BLC = shared.busiest(copies, kept)
+    ports_BLC, most_BLC = (copy_bytes * n.astype(np.float64) for n in (port_BLC, port_BLC + beside_BLC))
     found = [curve(ports_BLC[..., c], most_BLC[..., c]) for c, curve in enumerate(curves)]
     return [only_where(most_BLC[..., c] > 0, seconds) for c, seconds in enumerate(found)]
 
 
-def coded_rows(copies: NDArray[np.number], kept: Ints) -> NDArray[Any]:
+def encoded_rows(copies: NDArray[np.number], kept: Ints) -> NDArray[Any]:
     """Hidden vectors that the busiest device encodes and decodes in an exchange, the mean of both, `[B, L]`.
 
     Copies are `[B, L, C, 2, D]`, those that devices send themselves `[B, L, 1, 1, D]`: rows are encoded whole, wherever
@@ -174,7 +171,7 @@ def gather_seconds(
 
 
 def total(parts: Sequence[Prediction]) -> Prediction:
-    """The sum of parts that follow one another, (1)."""
+    """The sum of parts `[B, L]` that follow one another, (1), `[B, L]`."""
     return functools.reduce(lambda a, b: _joined(np.add, a, b), parts)
 
 
@@ -184,12 +181,12 @@ def step_seconds(layers: Prediction, num_layers: int) -> Prediction:
 
 
 def no_seconds(shape: tuple[int, ...]) -> Prediction:
-    """Seconds of a part that is not called: zero."""
+    """Seconds of a part that is not called: zeros of this shape, such as `[B, L]`."""
     return Prediction(np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=bool))
 
 
 def slowest(parts: Sequence[Prediction]) -> Prediction:
-    """The longest of parts that run side by side."""
+    """The longest of parts `[B, L]` that run side by side, `[B, L]`."""
     return functools.reduce(lambda a, b: _joined(np.maximum, a, b), parts)
 
 
@@ -206,5 +203,5 @@ def _reduced(seconds: Prediction, how: Callable[[Floats], Any]) -> Prediction:
 
 
 def only_where(busy: Bools, seconds: Prediction) -> Prediction:
-    """No seconds where there is nothing to do."""
+    """Seconds `[B, L]` where a part is `busy` `[B, L]`, elsewhere 0."""
     return Prediction(seconds.seconds * busy, seconds.low * busy, seconds.high * busy, seconds.extrapolated & busy)

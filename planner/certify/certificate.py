@@ -100,7 +100,7 @@ def check_trace(plan: Plan, path: str | os.PathLike[str], certificate: Certifica
 
 def check_profile(plan: Plan, path: str | os.PathLike[str], certificate: Certificate) -> None:
     """Refuse a profile that is none, or not the plan's; list links that are not its own as unchecked."""
-    known = load(path).cluster.links
+    known = load(path).cluster.links_on(plan.cluster)
     claimed, sha256 = plan.inputs.profile, sha256_file(path)
     if claimed is None or sha256 != claimed.sha256:
         _refuse_another("profile", path, sha256, claimed)

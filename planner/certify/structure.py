@@ -9,7 +9,7 @@ from ...profilers.fits.fit import Prediction
 from ...runtime.plan import Contender, Plan
 from ...solvers.outcome import Outcome, Status
 from ..evaluate.cohort import Cohort
-from ..evaluate.costs import CostModel
+from ..evaluate.costs import ENCODING, CostModel
 from ..evaluate.evaluate import MATTERS
 from ..evaluate.journey import Journey, passes_of, today
 from ..evaluate.metrics import ATTENTION, DROPPED, figures_of, is_timed
@@ -161,8 +161,9 @@ def _check_seconds(plan: Plan) -> None:
 def seconds_names(plan: Plan, one: Contender) -> set[str]:
     """Names of the metrics of seconds that a contender must have, by the price of an empty step under free curves."""
     seconds = SecondsOptions.of(plan)
-    timed = {source.split()[0] for source in seconds.sources if source} - {"wire"}  # within dispatch
-    if timed & {*seconds.missing} or timed | {*seconds.missing} != {*PARTS}:
+    timed = {source.split()[0] for source in seconds.sources if source} - {ENCODING}  # within dispatch and combine
+    missing = {*seconds.missing} - {ENCODING}
+    if timed & missing or timed | missing != {*PARTS}:
         raise CertificationError(
             f"options.seconds: sources of {sorted(timed)}, missing {sorted(seconds.missing)}; expected each of"
             f" {', '.join(PARTS)} once"

@@ -8,7 +8,8 @@ degree r is p / r calls of the experts, all alike.
 A chunk is a share of every device's tokens, in whole tokens, so the busiest port and the busiest device of a layer stay
 so in each of its chunks, and decide how long that takes; under a fixed capacity, of every expert's rows, padded to a
 multiple of the pieces. Ranks agree on the counts of all chunks once, before the first one of a forward pass, and the
-backward pass knows them: what a chunk takes is the exchange's curve less that agreement (`CostModel.agreements`).
+backward pass knows them: what a chunk takes is the exchange's curve less that agreement (`CostModel.agreements`), and
+no less than its share of the whole layer's: a link that passes a burst after a pause does not between chunks.
 `dispatch_s`, `experts_s` and `combine_s` are how long a stage is busy, the agreement a dispatch; stages overlap, and a
 pass takes `moe_s` or `moe_backward_s`.
 
@@ -36,7 +37,7 @@ from ...solvers.ports import link_classes
 from ...solvers.seconds import (
     Curve,
     Curve2,
-    coded_rows,
+    encoded_rows,
     exchange_seconds,
     expert_seconds,
     no_seconds,
@@ -51,7 +52,7 @@ from .tally import Tally
 SLACK = 1e-9  # a share that is 1 / r but for rounding takes no row more
 Stages = tuple[Prediction, Prediction, Prediction]
 Work = list[Ints]  # of each chunk
-#: Of each chunk: copies, and those that a device sends itself, through the busiest port; rows encoded and decoded
+#: Of each chunk: copies through the busiest port, those that devices keep beside it, rows encoded and decoded
 Rows = list[tuple[Ints, Ints, Ints]]
 
 
@@ -88,7 +89,7 @@ class Cut:
             pieces = (calls * self.degree).reshape(-1, *other_axes)
             return [np.where(pieces == 1, rows, -(-rows // pieces))]
         parts = (self.shares / calls).reshape(*self.shares.shape, *other_axes)
-        return [np.ceil(part * rows - SLACK).astype(np.int64) for part in parts]
+        return [np.where(part == 1, rows, np.ceil(part * rows - SLACK).astype(np.int64)) for part in parts]
 
     def padded(self, rows: Ints) -> Ints:
         """`rows` `[B, L]` padded to a multiple of the pieces, as the runtime pads a fixed capacity."""
@@ -223,20 +224,17 @@ class Pipeline:
         present = None if cut.shares is None else (cut.shares > 0)[:, None]  # chunks that a layer has
         stacked = partial(_each, lambda *chunks: np.stack(chunks) if present is None else np.stack(chunks) * present)
         calls = stacked(*(expert_seconds(one, self.tally.slots, costs.experts) for one in pairs))
-        sent, returned = (
-            zip(*(self._exchanged(chunk, each, curves) for chunk in chunks), strict=True)
-            for chunks in (dispatch, combine)
-        )
+        encoding = None if self.wire is None else costs.encoding
+        exchanged = partial(_exchanged, copy_bytes=each, curves=curves, encoding=encoding)
+        sent, returned = (zip(*map(exchanged, chunks), strict=True) for chunks in (dispatch, combine))
         links = [[stacked(*link) for link in exchange] for exchange in (sent, returned)]
+        if cut.degree.max() > 1:
+            share_CL = 1 / cut.degree[None] if cut.shares is None else cut.shares
+            uncut = self._work(Cut.equal(1, len(cut.degree)))
+            for exchange, (layer,) in zip(links, (uncut[0], uncut[2]), strict=True):
+                least = (scaled(share_CL[:, None], seconds) for seconds in exchanged(layer))
+                exchange[:] = [_each(np.maximum, *both) for both in zip(exchange, least, strict=True)]
         return ChunkSeconds(cut, links[0], scaled(cut.calls, calls), links[1])
-
-    def _exchanged(self, chunk: tuple[Ints, Ints, Ints], each: float, curves: Sequence[Curve2]) -> list[Prediction]:
-        """Seconds of one exchange of a chunk in each link class."""
-        copies, kept, rows = chunk
-        seconds = exchange_seconds(copies, each, curves, kept)
-        if self.wire is None or self.scene.costs is None:
-            return seconds
-        return with_coding(seconds, rows.astype(np.float64), self.scene.costs.coding)
 
     def pass_s(self, chunks: ChunkSeconds, *, back: bool = False) -> Floats:
         """Seconds of the forward or the backward pass, mean over steps, `[Q Q, L]`, the curves themselves midmost.
@@ -260,15 +258,13 @@ class Pipeline:
         assert ports is not None
         assert self.scene.costs is not None
         if self.capacity_factor is None:
-            rows = list[Rows]()
+            exchanges = list[Rows]()
             for copies, kept in ports.exchanges():
-                beside = (copies + kept).max(axis=(3, 4)) - copies.max(axis=(3, 4))
-                busiest = self.scene.costs.shared.busiest(copies)
-                parts = (
-                    cut.parts(n) for n in (*(n[..., None, None] for n in (busiest, beside)), coded_rows(copies, kept))
-                )
-                rows.append([*zip(*parts, strict=True)])
-            return rows[0], cut.parts(self.tally.loads, cut.calls), rows[1]
+                port, beside = self.scene.costs.shared.busiest(copies, kept)
+                rows = encoded_rows(copies, kept) if self.wire else np.zeros(copies.shape[:2], np.int64)
+                parts = cut.parts(port[..., None, None]), cut.parts(beside[..., None, None]), cut.parts(rows)
+                exchanges.append([*zip(*parts, strict=True)])
+            return exchanges[0], cut.parts(self.tally.loads, cut.calls), exchanges[1]
         peers = {"intra": group - 1, "inter": len(slots_D) - group}
         slots_C = slots_D[0] * np.array([peers[link] for link in link_classes(self.scene.cluster)])
         filled = cut.padded_sizes(capacity(self.tally, self.scene.model, self.capacity_factor))
@@ -312,11 +308,17 @@ def by_class(name: str, seconds: list[Prediction], cluster: Cluster) -> dict[str
     return parts
 
 
-def with_coding(seconds: list[Prediction], rows: Floats, curve: Curve | None) -> list[Prediction]:
-    """Seconds of an exchange in each link class with those of encoding and decoding so many rows, `[B, L]` each."""
+def with_encoding(seconds: list[Prediction], rows: Floats, curve: Curve | None) -> list[Prediction]:
+    """Seconds `[B, L]` of an exchange in each link class, with those of encoding and decoding so many rows `[B, L]`.
+
+    Every class that takes time waits for all rows; where none does, the first one has these seconds.
+    """
     if curve is None:
         return seconds
-    return [total([part, only_where(rows > 0, curve(rows))]) for part in seconds]
+    crossed = [part.seconds > 0 for part in seconds]
+    crossed[0] = crossed[0] | ~np.any(crossed, axis=0)
+    encoding = only_where(rows > 0, curve(rows))
+    return [total([part, only_where(busy, encoding)]) for part, busy in zip(seconds, crossed, strict=True)]
 
 
 def _fit(forward: Sequence[float], backward: Sequence[float]) -> bool:
@@ -331,14 +333,22 @@ def _agreed(curve: Curve2, agreement_s: float) -> Curve2:
     return lambda port, most: later(curve(port, most), -agreement_s / 2)
 
 
+def _exchanged(
+    chunk: tuple[Ints, Ints, Ints], copy_bytes: float, curves: Sequence[Curve2], encoding: Curve | None
+) -> list[Prediction]:
+    """Seconds of one exchange of a chunk in each link class, `[B, L]` each."""
+    copies, kept, rows = chunk
+    return with_encoding(exchange_seconds(copies, copy_bytes, curves, kept), rows.astype(np.float64), encoding)
+
+
 def later(part: Prediction, seconds: float) -> Prediction:
-    """A prediction so many seconds longer; none is below 0."""
+    """A prediction, `[B, L]`, so many seconds longer; none is below 0."""
     low, middle, high = (np.maximum(level + seconds, 0.0) for level in (part.low, part.seconds, part.high))
     return Prediction(middle, low, high, part.extrapolated)
 
 
 def scaled(factor: float | NDArray[Any], part: Prediction) -> Prediction:
-    """A prediction times a factor."""
+    """A prediction, `[B, L]`, times a factor: a number, or one a layer `[L]`."""
     return Prediction(factor * part.seconds, factor * part.low, factor * part.high, part.extrapolated)
 
 

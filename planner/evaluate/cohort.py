@@ -111,7 +111,7 @@ class Cohort:
         return np.split(order, np.flatnonzero(np.diff(step_U[order])) + 1) if len(order) else []
 
     def steps_by_home(self) -> list[Ints]:
-        """Those of `steps` in the order in which ranks gather them, by the device that they start on."""
+        """Units of each step as `steps` has them, in the order in which ranks gather them: by their home device."""
         assert self.home is not None
         return [at[np.argsort(self.home[at], kind="stable")] for at in self.steps()]
 

@@ -26,10 +26,11 @@ from .trips import agreement_seconds, by_port, half_trip, of_buffers, of_link
 HIDDEN = {"hidden": "hidden_size"}  # axes of a series, and the sizes of a model that they are
 FFN = HIDDEN | {"ffn": "ffn_size"}
 WHOLE_SAMPLES = 2.0**30  # tokens of a sample in a step, more than any has
-CODED = "fp8_rows"  # encoded and decoded
+ENCODING = "encoding"  # of fp8 rows, decoding included: a part of dispatch and combine where a contender has a wire
 EXPERT_CASES = ("routed_block", "expert_ffn")  # what the runtime computes, where that was measured
 MOVED = "attention (moved samples)"
 FUSED = "(fused)"  # measured, but not as the runtime attends to samples that move
+NO_PROFILE = "no profile"
 COUNTS_ALONE = "counts do not say where tokens are"
 JOIN = "join it with one that has, by moeplan profile --merge"
 SAY = "say it at moeplan trace import"
@@ -47,7 +48,8 @@ class CostModel:
     #: whatever its chunks. 0 where round trips have none, or no all-to-all was measured; None: 0 in every class
     agreements: Sequence[tuple[float, float]] | None = None
     shared: Sharing = ALONE  #: How the ports of devices make up the bytes of an exchange between nodes
-    coding: Curve | None = None  #: Of encoding and decoding rows of a wire, over their number; None: it takes no time
+    #: Of encoding and decoding the rows of a wire, over their number; None: it takes no time
+    encoding: Curve | None = None
     gather: Sequence[Curve] | None = None
     experts: Curve2 | None = None  #: Over token-expert pairs and experts of a device
     attention: Curve3 | None = None  #: Over (batch, length, calls)
@@ -113,9 +115,10 @@ class CostModel:
             parts["attention"] = _Part(missing="the trace has no samples, hence no contexts")
         if by_loads:
             parts |= dict.fromkeys(("dispatch", "kv", "attention"), _Part(missing=COUNTS_ALONE))
-        coding, coded = _coding(profile, model)
+        if not parts["dispatch"].missing:
+            parts[ENCODING] = _encoding(profile, model)
         return cls(
-            coding=coding,
+            encoding=parts[ENCODING].curves if ENCODING in parts else None,
             exchange=parts["dispatch"].curves,
             onward=parts["dispatch"].onward,
             agreements=parts["dispatch"].agreements,
@@ -124,7 +127,7 @@ class CostModel:
             experts=parts["experts"].curves,
             attention=parts["attention"].curves,
             moved=parts["attention"].onward,
-            sources={place: source for part in parts.values() for place, source in part.sources.items()} | coded,
+            sources={place: source for part in parts.values() for place, source in part.sources.items()},
             missing={name: part.missing for name, part in parts.items() if part.missing},
             other_dtype=tuple(name for name, part in parts.items() if part.other_dtype),
             noisy=tuple(name for name, part in parts.items() if part.noisy),
@@ -160,6 +163,8 @@ def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster:
         ranks = cluster.devices_per_node if link == "intra" else cluster.num_devices
         places = cluster.devices_per_node if link == "intra" else cluster.num_nodes
         series = _series(profile, cases, model, ranks=ranks, link=link)
+        if profile is not None and link == "inter" and profile.cluster.devices_per_node != cluster.devices_per_node:
+            series = None  # as many ranks on other nodes, of whose bytes another part crosses
         if series is None and link not in cluster.links:
             shape = f"{link}=GBps:us" + ", or inter=GBps:us:DEVICES where devices share it" * (link == "inter")
             return _Part(missing=f"no {cases[-1]} of {ranks} ranks and no {link} link; give --link {shape}")
@@ -179,16 +184,24 @@ def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster:
     return _Part(curves, onward if moving else None, agreements, sources, noisy=noisy)
 
 
-def _coding(profile: Profile | None, model: ModelSpec) -> tuple[Curve | None, dict[str, str]]:
-    """The curve of encoding and decoding rows in fp8, and its source; none where that was not measured."""
-    one, hidden = _series(profile, (CODED,), model), model.hidden_size
-    if one is None or hidden is None:
-        return None, {}
+def _encoding(profile: Profile | None, model: ModelSpec) -> _Part:
+    """Curve of encoding and decoding fp8 rows, over their number."""
+    series, hidden = _series(profile, ("fp8_rows",), model), model.hidden_size
+    assert hidden is not None  # else no exchange is timed
+    if series is None:
+        return _Part(
+            missing=NO_PROFILE if profile is None else "the profile has no fp8_rows; measure again: moeplan profile"
+        )
 
     def curve(rows: Floats) -> Prediction:
-        return predicted(one, {"rows": np.maximum(rows, 1.0), "hidden": float(hidden)})
+        return predicted(series, {"rows": np.maximum(rows, 1.0), "hidden": float(hidden)})
 
-    return curve, {"wire": one.key}
+    return _Part(
+        curve,
+        sources={ENCODING: series.key},
+        other_dtype=series.dtype not in _dtypes(model),
+        noisy=_noisy(profile, series),
+    )
 
 
 def _attention(profile: Profile | None, model: ModelSpec, queries: float, *, moving: bool) -> _Part:
@@ -237,7 +250,7 @@ def _curve_of_two(
     if unknown := [name for name in fixed.values() if getattr(model, name) is None]:
         return _Part(missing=f"the model's {' and '.join(unknown)} is not in the trace; {SAY}")
     if series is None or series.fit is None:
-        return _Part(missing="no profile" if profile is None else f"the profile has no {cases[-1]}; {JOIN}")
+        return _Part(missing=NO_PROFILE if profile is None else f"the profile has no {cases[-1]}; {JOIN}")
     sizes, source = {axis: float(getattr(model, name)) for axis, name in fixed.items()}, series.key
     multi_head = 2.0 * (model.hidden_size or 0)
     more = {

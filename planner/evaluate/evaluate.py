@@ -13,6 +13,7 @@ from ...solvers.arrays import Floats
 from ..options import SecondsOptions
 from .chunks import capacity
 from .cohort import Cohort
+from .costs import ENCODING
 from .homes import Homes, stay
 from .journey import TODAY, Contender, Journey
 from .metrics import ATTENTION, Figures, figures_of
@@ -218,10 +219,11 @@ def _seconds_options(scene: Scene, contexts: Sequence[Context]) -> SecondsOption
     if costs is None:
         return None
     shares = [(name, share) for context in contexts for name, share in context.seconds.extrapolated.items()]
+    unused = {ENCODING} if not any(context.wire for context in contexts) else set()
     return SecondsOptions(
-        sources=costs.sources,
-        missing=costs.missing,
+        sources={part: source for part, source in costs.sources.items() if part not in unused},
+        missing={part: why for part, why in costs.missing.items() if part not in unused},
         extrapolated=dict(sorted(shares)),  # by rising share, so that the largest of each stays
-        other_dtype=costs.other_dtype,
-        noisy=costs.noisy,
+        other_dtype=tuple(part for part in costs.other_dtype if part not in unused),
+        noisy=tuple(part for part in costs.noisy if part not in unused),
     )

@@ -28,7 +28,7 @@ from ...solvers.ports import link_classes
 from ...solvers.seconds import (
     Curve,
     attention_seconds,
-    coded_rows,
+    encoded_rows,
     exchange_seconds,
     expert_seconds,
     gather_seconds,
@@ -37,7 +37,7 @@ from ...solvers.seconds import (
     step_seconds,
     total,
 )
-from .chunks import Cut, Cuts, Pipeline, by_class, later, scaled, with_coding
+from .chunks import Cut, Cuts, Pipeline, by_class, later, scaled, with_encoding
 from .costs import CostModel
 from .journey import Journey
 from .rebalancing import Held
@@ -231,7 +231,7 @@ def _whole(tally: Tally, journey: Journey, scene: Scene, costs: CostModel, *, co
         for name, (copies, kept) in zip(("dispatch", "combine"), ports.exchanges(), strict=True):
             seconds = exchange_seconds(copies, each, curves, kept, shared=costs.shared)
             if journey.wire is not None:
-                seconds = with_coding(seconds, coded_rows(copies, kept), costs.coding)
+                seconds = with_encoding(seconds, encoded_rows(copies, kept), costs.encoding)
             layers |= by_class(name, seconds, scene.cluster)
         if not combines:
             layers |= {name: no_seconds(part.seconds.shape) for name, part in layers.items() if "combine" in name}

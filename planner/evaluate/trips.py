@@ -19,11 +19,46 @@ COUNT_BYTES = 8  # of an int64
 
 
 def half_trip(series: Series, places: int, shared_by: float, moves: int = 0) -> Curve2:
-    """Half of a dispatch and a combine whose busiest rank sends as much, and keeps as large a part k of all it handles.
+    """Half of a dispatch and a combine, over bytes of the busiest port and bytes of the busiest device, `[B, L]` each.
 
-    Of the P - 1 other ranks P - P / N are on other nodes: so much of a port's bytes crosses between nodes. Where f
-    devices of a node share its link, what was measured counts by the larger of a port's part 1 / f, and the mean part
-    of a device of the busiest node (`Sharing.busiest`).
+    Parameters
+    ----------
+    places
+        Nodes N of the exchange between nodes; of one inside a node its P ranks.
+    shared_by
+        As `Sharing` has it: how many times as fast a device is alone.
+    moves
+        1 where tokens live elsewhere afterwards.
+    """
+    assert series.fit is not None
+    if "kept" not in series.fit.axes:
+        raise InputError(
+            f"the profile's {series.key} does not tell how much ranks keep, as earlier versions measured it;"
+            " measure again: moeplan profile"
+        )
+    share = _measured_share(series.ranks, places, shared_by)
+
+    def curve(port: Floats, most: Floats) -> Prediction:
+        """Seconds of one way, `[B, L]`."""
+        sent = port * share
+        return _one_way(series, moves, sent, np.maximum(sent + most - port, 1.0))
+
+    return curve
+
+
+def _measured_share(ranks: int, places: int, shared_by: float) -> float:
+    """Bytes that the busiest rank of P sent in what was measured, for each byte that decides its time.
+
+    Of the P - 1 other ranks P - P / N are on other nodes: so much of a port's bytes crosses between nodes. Where a
+    device alone is f times as fast, what was measured counts by the larger of a port's part 1 / f, and the mean part of
+    a device of the busiest node (`Sharing.busiest`).
+    """
+    share = (ranks - 1) / (ranks - ranks / places)
+    return share if shared_by == 1 else 1 / max(1 / (shared_by * share), busiest_node(ranks, places))
+
+
+def _one_way(series: Series, moves: int, sent: Floats, handled: Floats) -> Prediction:
+    """Half of a round trip whose busiest rank sends and handles so many bytes, `[B, L]` each.
 
     Notes
     -----
@@ -36,41 +71,25 @@ def half_trip(series: Series, places: int, shared_by: float, moves: int = 0) -> 
     largest part, taken on to 1 - s / h, but no less than (1) and no more than t(h, K), which sends too much.
     """
     assert series.fit is not None
-    if "kept" not in series.fit.axes:
-        raise InputError(
-            f"the profile's {series.key} does not tell how much ranks keep, as earlier versions measured it;"
-            " measure again: moeplan profile"
-        )
-    share = (series.ranks - 1) / (series.ranks - series.ranks / places)
-    if shared_by > 1:
-        share = 1 / max(1 / (shared_by * share), busiest_node(series.ranks, places))
     least, largest = series.fit.measured["kept"]
+    kept = 100 * (1 - sent / handled)
+    within = np.clip(kept, least, largest)
+    beyond = np.maximum(kept - largest, 0) / max(largest - least, 1)
+    sends = _trip(series, moves, sent / (1 - within / 100), within)
+    if not beyond.any():
+        return Prediction(sends.seconds / 2, sends.low / 2, sends.high / 2, sends.extrapolated)
+    ends = _trip(series, moves, handled, least), _trip(series, moves, handled, largest)
+    levels = {}
+    for name in ("seconds", "low", "high"):
+        floor, fewer, more = (getattr(one, name) for one in (sends, *ends))
+        levels[name] = np.where(beyond > 0, np.clip(more + beyond * (more - fewer), floor, more), floor) / 2
+    over = np.rint(kept) > largest  # parts were measured in whole percents
+    return Prediction(**levels, extrapolated=sends.extrapolated | over)
 
-    def trip(handled: Floats, kept: Floats | float) -> Prediction:
-        return predicted(series, {"bytes": np.maximum(handled, 1.0), "moves": float(moves), "kept": kept})
 
-    def curve(port: Floats, most: Floats) -> Prediction:
-        """Seconds of one way of the exchange, by bytes of the busiest port and the most that a rank handles."""
-        sent, handled = port * share, np.maximum(port * share + most - port, 1.0)
-        kept = 100 * (1 - sent / handled)
-        within = np.clip(kept, least, largest)
-        beyond = np.maximum(kept - largest, 0) / max(largest - least, 1)
-        sends = trip(sent / (1 - within / 100), within)
-        if not beyond.any():
-            return Prediction(sends.seconds / 2, sends.low / 2, sends.high / 2, sends.extrapolated)
-        fewer, more = trip(handled, least), trip(handled, largest)
-
-        def half(floor: Floats, start: Floats, end: Floats) -> Floats:
-            return np.where(beyond > 0, np.clip(end + beyond * (end - start), floor, end), floor) / 2
-
-        return Prediction(
-            half(sends.seconds, fewer.seconds, more.seconds),
-            half(sends.low, fewer.low, more.low),
-            half(sends.high, fewer.high, more.high),
-            sends.extrapolated | (np.rint(kept) > largest),  # parts were measured in whole percents
-        )
-
-    return curve
+def _trip(series: Series, moves: int, handled: Floats, kept: Floats | float) -> Prediction:
+    """A round trip of which the busiest rank handles so many bytes and keeps so many percent of them."""
+    return predicted(series, {"bytes": np.maximum(handled, 1.0), "moves": float(moves), "kept": kept})
 
 
 def agreement_seconds(even: Series | None) -> tuple[float, float]:
@@ -85,12 +104,12 @@ def agreement_seconds(even: Series | None) -> tuple[float, float]:
 
 
 def by_port(curve: Curve) -> Curve2:
-    """A curve over bytes through a port, whatever devices send themselves."""
+    """A curve over bytes through a port `[B, L]`, whatever bytes devices send themselves, the second argument."""
     return lambda port, _most: curve(port)
 
 
 def of_buffers(series: Series, places: int) -> Curve:
-    """Over bytes through a port, by the even exchange whose buffer sends as much: bytes = port x P / (P - 1).
+    """Seconds over bytes through a port, `[B, L]`, by the even exchange whose buffer sends as much: port x P / (P - 1).
 
     Between nodes, (N - 1) / N of a buffer crosses, hence N for P; in whole blocks, of at least one byte.
     """
@@ -103,7 +122,7 @@ def of_buffers(series: Series, places: int) -> Curve:
 
 
 def of_link(cluster: Cluster, kind: LinkClass) -> Curve:
-    """A link's latency and seconds a byte."""
+    """Seconds over bytes through a port, `[B, L]`: the link's latency, and its seconds a byte."""
     link = cluster.links[kind]
 
     def curve(port: Floats) -> Prediction:

@@ -35,10 +35,11 @@ def made_by(plan: Plan, profile: Profile | None) -> str:
     words += [] if timed_by is None else ["--profile", str(timed_by)]
     if base is None or base.path is None:
         words += ["--cluster", str(plan.cluster)]
-        known = {} if profile is None else profile.cluster.links
+        known = {} if profile is None else profile.cluster.links_on(plan.cluster)
         for kind, link in plan.cluster.links.items():
             if known.get(kind) != link:
-                shared = f":{link.shared_by:.12g}" if link.shared_by > 1 else ""
+                kept = known[kind].shared_by if kind in known else 1.0
+                shared = f":{link.shared_by:.12g}" if link.shared_by != kept else ""
                 words += ["--link", f"{kind}={1e-9 / link.s_per_byte:.12g}:{link.latency_s * 1e6:.12g}{shared}"]
     else:
         words += ["--on", base.path]

@@ -32,8 +32,8 @@ def profile_report(profile: Profile, path: Path, console: Console) -> None:
     for kind, link in profile.cluster.links.items():
         source = profile.link_origins[kind] + 1
         origin = f", from [{source}]" if len(profile.origins) > 1 else ""
-        shared = f", shared by {link.shared_by:.3g} devices of a node" if link.shared_by > 1 else ""
-        words = f"{_three(1e-9 / link.s_per_byte)} GB/s, {TimeUnit.worded(link.latency_s)}{shared}{origin}"
+        alone = f", {link.shared_by:.3g} times as fast for a device alone" if link.shared_by > 1 else ""
+        words = f"{_three(1e-9 / link.s_per_byte)} GB/s, {TimeUnit.worded(link.latency_s)}{alone}{origin}"
         console.print(f"link      {kind}: {words}")
     for text in _uneven(profile):
         console.print(f"uneven    {text}")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ...runtime.plan import Contender, Part, Plan, SizedGain, Verdict
 from ..document import Section, Table, Text
-from ..evaluate.costs import FUSED, JOIN, MOVED
+from ..evaluate.costs import ENCODING, FUSED, JOIN, MOVED
 from ..evaluate.evaluate import MATTERS
 from ..evaluate.journey import EXACTLY, WITHOUT_WATERFILL
 from ..evaluate.metrics import AROUND, BALANCE, COMBINE, DISPATCH, EXCHANGE, EXPERTS, KV, METRICS, SIZED
@@ -284,9 +284,12 @@ def _trust(plan: Plan, part: Part) -> Iterator[str]:
         )
     if plan.inputs.profile is None:  # `_untimed` says how to have one
         return
+    if ENCODING in options.missing:
+        yield f"encoding fp8 rows takes no time here: {options.missing[ENCODING]}"
     alike = dict[str, list[str]]()
     for name, reason in options.missing.items():
-        if name == "kv" and "coherent" not in models:  # only where tokens do not return home K and V are gathered
+        # K and V are gathered only where tokens do not return home
+        if name == ENCODING or (name == "kv" and "coherent" not in models):
             continue
         alike.setdefault(reason, []).append(name)
     yield from (f"no seconds of {', '.join(names)}: {reason}" for reason, names in alike.items())

@@ -7,6 +7,7 @@ from ...profilers.profile import Profile
 from ...runtime.plan import Part, Plan
 from ..certify import Certificate
 from ..document import Section, Table
+from ..evaluate.costs import ENCODING
 from ..figures import percent
 from ..options import EvaluationOptions, SecondsOptions
 from .command import made_by
@@ -48,7 +49,7 @@ def _errors(plan: Plan, profile: Profile | None) -> Mapping[str, str]:
     timed = {name for contender in plan.evaluation.judging.contenders for name in contender.metrics}
     parts, errors = dict[str, list[str]](), dict[str, str]()
     for part, source in SecondsOptions.of(plan).sources.items():
-        if f"{part.split()[0]}_s" in timed:
+        if f"{part.split()[0]}_s" in timed or part == ENCODING:
             parts.setdefault(source, []).append(part)
     for source, names in parts.items():
         series = profile.series.get(source)

@@ -16,11 +16,13 @@ from .precision import float_dtypes, normal
 if TYPE_CHECKING:
     from torch import Tensor
 
+CPU_BYTES = 8 * 2**20  # of encoded rows: 4,096 of a hidden size of 1,024, not of 4,096
+CUDA_BYTES = 2**30  # every size: 65,536 rows of a hidden size of 8,192 are half as many
 GRIDS = Grids(
-    quick_cpu=Grid({"rows": (16, 4096), "hidden": (64, 1024)}, most=2**30),
-    cpu=Grid({"rows": (16, 256, 4096), "hidden": (64, 1024, 4096)}, most=2**24),
-    quick_cuda=Grid({"rows": (64, 65536), "hidden": (1024, 4096)}, most=2**34),
-    cuda=Grid({"rows": (64, 1024, 65536), "hidden": (1024, 4096, 8192)}, most=2**34),
+    quick_cpu=Grid({"rows": (16, 4096), "hidden": (64, 1024)}, most=CPU_BYTES),
+    cpu=Grid({"rows": (16, 256, 4096), "hidden": (64, 1024, 4096)}, most=CPU_BYTES),
+    quick_cuda=Grid({"rows": (64, 65536), "hidden": (1024, 4096)}, most=CUDA_BYTES),
+    cuda=Grid({"rows": (64, 1024, 65536), "hidden": (1024, 4096, 8192)}, most=CUDA_BYTES),
 )
 
 
@@ -48,11 +50,11 @@ class Fp8Rows(Alone):
         return size["rows"] * (size["hidden"] + SCALE_BYTES)
 
     def prepare(self, size: Size, dtype: str, world: World) -> "Tensor":
-        """Normal rows, seeded by the rank."""
+        """Normal rows of a dtype, `[n, M]`, seeded by the rank."""
         return normal(world, dtype)(size["rows"], size["hidden"])
 
     def run(self, inputs: "Tensor") -> Decoded:
-        """Rows encoded, and decoded as their receiver does."""
+        """Rows `[n, M]` encoded to `[n, 4 + M]`, and decoded to `[n, M]` as their receiver does."""
         rows_nB = encoded(inputs)
         return Decoded(rows_nB, decoded(rows_nB, inputs.dtype))
 

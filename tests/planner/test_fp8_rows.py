@@ -8,10 +8,15 @@ import pytest
 
 from moeplan.errors import UsageError
 from moeplan.planner.certify import certify
+from moeplan.planner.document import Table
+from moeplan.planner.options import SecondsOptions
 from moeplan.planner.report.plan import plan_sections
+from moeplan.planner.report.trust import trust_section
+from moeplan.profilers.profile import load, save
+from moeplan.profilers.series import ELEMENT_BYTES
 from moeplan.runtime.exports import export
 from moeplan.runtime.wire import copy_bytes
-from tests.builders import known, model
+from tests.builders import known, model, series
 from tests.planner.makers import assert_refused, edited, judged, planned, said, training
 
 CARRIED = ("exflow", "eplb", "contiguous")
@@ -48,6 +53,47 @@ def test_all_but_today_travel_as_the_plan_and_bytes_shrink_while_copies_do_not(
     certificate = certify(plan, trace.path, profile)
     assert certificate.replayed
     assert "fp8 rows alone" in said(plan)
+
+
+@pytest.fixture(scope="module")
+def encoding(profile: Path, trace: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The profile with what encoding and decoding rows takes: 1 ms, and 1 ns a byte."""
+    sizes = [{"rows": rows, "hidden": hidden} for rows in (4, 16, 64, 256) for hidden in (32, 64, 128)]
+    rows, made = series("fp8_rows", dtype="bf16", sizes=sizes, a_s=1e-3), load(profile)
+    assert ELEMENT_BYTES["bf16"] == trace.model.dtype_bytes
+    path = tmp_path_factory.mktemp("encoding") / "profile.json"
+    save(made.model_copy(update={"series": {**made.series, rows.key: rows}}), path)
+    return path
+
+
+def test_a_plan_of_fp8_rows_says_by_what_encoding_is_timed_and_how_wrong_that_is(trace: Any, encoding: Path) -> None:
+    plan = planned(trace, "eplb", profile=encoding, wire="fp8")
+    options, rows = SecondsOptions.of(plan), judged(plan)
+    assert options.sources["encoding"] == "fp8_rows/bf16"
+    assert "encoding" not in options.missing
+    assert rows["plan/standard"]["step_s"] > rows["plan, exact rows/standard"]["step_s"] + 2 * 3 * 0.9e-3
+    assert "encoding by fp8_rows/bf16" in said(plan)
+    assert "encoding fp8 rows takes no time" not in said(plan)
+    assert certify(plan, trace.path, encoding).replayed
+    (table,) = trust_section(plan, Path("plan.json"), certify(plan), load(encoding)).body
+    assert isinstance(table, Table)
+    names, words = (column.cells for column in table.columns)
+    assert "sizes held out" in words[names.index("encoding timed by")]
+
+
+def test_what_encodes_rows_stands_only_in_plans_of_which_a_contender_has_a_wire(trace: Any, encoding: Path) -> None:
+    plan = planned(trace, "eplb", profile=encoding)
+    options = SecondsOptions.of(plan)
+    assert "encoding" not in {*options.sources, *options.missing, *options.noisy, *options.other_dtype}
+    assert "fp8" not in said(plan)
+
+
+def test_a_plan_of_fp8_rows_whose_profile_has_none_says_that_encoding_takes_no_time(trace: Any, profile: Path) -> None:
+    words = "encoding fp8 rows takes no time here: the profile has no fp8_rows; measure again: moeplan profile"
+    assert words in said(planned(trace, "eplb", profile=profile, wire="fp8"))
+    plain = planned(trace, "eplb", profile=profile)
+    assert "encoding" not in SecondsOptions.of(plain).missing
+    assert "no time here" not in said(plain)
 
 
 def test_a_plan_without_fp8_rows_is_what_it_was(trace: Any, profile: Path) -> None:

@@ -1,11 +1,15 @@
 """Requests that are met, for any cluster and the same again, and what is refused before or when anything is read."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moeplan.errors import InputError, UsageError
+from moeplan.planner.certify import certify
+from moeplan.planner.loaded_plan import common_cluster, load_plans
+from moeplan.planner.report.command import made_by
 from moeplan.planner.request import Request, cluster_for
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.description import describe
@@ -42,6 +46,31 @@ def test_a_base_without_links_takes_those_of_the_profile_and_one_with_links_keep
     assert cluster_for(None, None, given, on=tmp_path / "bare.json") == fast.cluster
     with pytest.raises(UsageError, match="whose links are its own"):
         cluster_for(None, None, given, on=tmp_path / "linked.json")
+
+
+def test_a_plan_on_nodes_of_another_size_shares_the_profiles_link_as_they_do_and_its_command_says_so(
+    make_trace: Any, tmp_path: Path
+) -> None:
+    described, trace = describe("2x4", ["intra=400:2", "inter=10:9:4"]), make_trace()
+    save(described, tmp_path / "profile.json")
+    for name, inter, links in (
+        ("2x4", "inter=10:9:4", []),
+        ("4x2", "inter=20:9:2", []),
+        ("4x2", "inter=25:1:2", ["inter=25:1"]),
+        ("4x2", "inter=25:1", ["inter=25:1:1"]),
+    ):
+        cluster = cluster_for(name, tmp_path / "profile.json", links)
+        assert cluster == Cluster.parse(name, ["intra=400:2", inter])
+        plan = planned(trace, "eplb", cluster, profile=tmp_path / "profile.json", to=tmp_path / "plan.json")
+        words = made_by(plan, described).split()
+        said = [word for flag, word in pairwise(words) if flag == "--link"]
+        assert said == links
+        assert cluster_for(name, tmp_path / "profile.json", said) == cluster
+        loaded = load_plans([tmp_path / "plan.json"])
+        if not links:
+            assert common_cluster(loaded, described.cluster, timed=True) == cluster
+            unchecked = certify(plan, trace.path, tmp_path / "profile.json").unchecked
+            assert not [line for line in unchecked if "link" in line]
 
 
 def test_a_plan_on_one_that_ctrl_c_ended_is_not_interrupted_itself(make_trace: Any, tmp_path: Path) -> None:

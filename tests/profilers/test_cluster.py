@@ -46,6 +46,53 @@ def test_a_link_that_devices_of_a_node_share_is_read_and_kept_and_others_look_as
         describe(str(path))
 
 
+def test_a_link_stated_again_is_shared_as_before_unless_it_says_otherwise() -> None:
+    known = Cluster.parse("2x8", ["inter=50:5:8"])
+    for text, shared_by in (("inter=25:1", 8.0), ("inter=25:1:4", 4.0), ("inter=25:1:1", 1.0)):
+        link = known.linked([text]).links["inter"]
+        assert link.s_per_byte == pytest.approx(4e-11)
+        assert (link.latency_s, link.shared_by) == (1e-6, shared_by)
+    assert known.linked(["intra=400:2"]).links["inter"] == known.links["inter"]
+    assert Cluster.parse("2x8").linked(["inter=25:1"]).links["inter"].shared_by == 1.0
+
+
+def test_a_device_alone_is_at_most_as_many_times_as_fast_as_its_node_has_devices(tmp_path: Path) -> None:
+    words = "link inter of cluster 2x4, on which a device alone is 8 times as fast; expected at most 4"
+    with pytest.raises(UsageError, match=words) as caught:
+        describe("2x4", ["inter=50:5:8"])
+    assert "\n" not in str(caught.value)
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        "num_nodes: 2\ndevices_per_node: 4\nlinks: {inter: {gbytes_per_s: 50, latency_us: 5, shared_by: 8}}"
+    )
+    with pytest.raises(InputError, match=words):
+        describe(str(path))
+    assert Cluster.parse("2x4", ["inter=50:5:4"]).links["inter"].shared_by == 4.0
+
+
+@given(before=st.integers(1, 16), after=st.integers(1, 16), part=st.floats(0, 1), s_per_byte=st.floats(1e-12, 1e-3))
+def test_nodes_of_another_size_pass_as_much_and_a_device_alone_is_as_fast_as_before(
+    before: int, after: int, part: float, s_per_byte: float
+) -> None:
+    """Bytes a second of a node, and of a device alone, which beside others has no more than its part of the node's."""
+    link = Link(1e-6, s_per_byte, 1 + part * (before - 1))
+    known = Cluster(2, before, {"inter": link, "intra": Link(0.0, 1e-12)})
+    links = known.links_on(Cluster(4, after))
+    node, alone = before / s_per_byte, link.shared_by / s_per_byte
+    together = 1 / s_per_byte if link.shared_by == 1 else min(alone, node / after)
+    assert 1 / links["inter"].s_per_byte == pytest.approx(together)
+    assert links["inter"].shared_by / links["inter"].s_per_byte == pytest.approx(alone)
+    assert (links["inter"].latency_s, links["intra"]) == (1e-6, known.links["intra"])
+    assert Cluster(4, after, links).links == links
+    assert before != after or links == known.links
+
+
+def test_what_four_of_four_devices_share_gives_each_of_two_twice_as_much() -> None:
+    known = Cluster.parse("2x4", ["inter=10:5:4"])
+    assert known.links_on(Cluster(4, 2)) == Cluster.parse("4x2", ["inter=20:5:2"]).links
+    assert known.links_on(Cluster(8, 1)) == Cluster.parse("8x1", ["inter=40:5"]).links
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "8", "2*8", "x8", "2x", "0x8", "8x0", "-1x8", "2x8x2", "2.0x8", " 2x8", "2x8\n", "9999999x1", "999999x999999",

@@ -156,9 +156,9 @@ def test_an_exchange_waits_for_the_busiest_port_of_the_slowest_class(seed: int, 
 @given(st.integers(0, 2**32), st.sampled_from(["2x2", "2x3", "3x2", "1x4", "4x1"]), st.floats(1, 5))
 def test_a_link_that_devices_share_is_as_busy_as_their_node(seed: int, name: str, shared_by: float) -> None:
     """Device by device: a byte takes 1 s beside all others, 1 / f s of a device alone; a node has G / f such ports."""
-    cluster = Cluster.parse(name, [f"inter=1:1:{shared_by}"] if name[0] != "1" else [])
+    alone = min(shared_by, int(name[2])) if name[0] != "1" else 1.0
+    cluster = Cluster.parse(name, [f"inter=1:1:{alone}"] if name[0] != "1" else [])
     group, classes = cluster.devices_per_node, len(link_classes(cluster))
-    alone = min(shared_by, group) if cluster.num_nodes > 1 else 1.0
     copies = np.random.default_rng(seed).integers(0, 90, size=(2, 3, classes, 2, cluster.num_devices))
     curves = [lambda port, _most: line(0.0, 1.0)(port)] * classes
     found = exchange_seconds(copies, 1.0, curves, shared=Sharing.of(cluster))

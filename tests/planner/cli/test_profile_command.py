@@ -149,6 +149,12 @@ def test_a_link_is_told_in_three_digits_and_the_unit_that_fits(link: str, words:
     assert f"intra: {words}" in printed(describe("1x2", [f"intra={link}"]), 80)
 
 
+@pytest.mark.parametrize(("shared_by", "words"), [("", ""), (":1.58", ", 1.58 times as fast for a device alone")])
+def test_a_link_that_devices_share_is_told_by_how_much_faster_a_device_is_alone(shared_by: str, words: str) -> None:
+    lines = printed(describe("2x4", [f"inter=50:5{shared_by}"]), 80).splitlines()
+    assert [line for line in lines if "inter:" in line] == [f"link      inter: 50 GB/s, 5.00 us{words}"]
+
+
 def test_figures_just_below_a_power_of_ten_are_rounded_to_it_in_digits() -> None:
     for gbps, shown in ((99.7, "100 GB/s"), (9.97, "10 GB/s"), (0.997, "1 GB/s")):
         one = series("all_to_all", 4, "intra", a_s=0, b_s=1e-9 / gbps)

@@ -21,7 +21,7 @@ from moeplan.planner.evaluate.scene import Passes, Scene
 from moeplan.planner.evaluate.units import index_samples, index_units
 from moeplan.profilers.cases import CASES
 from moeplan.profilers.cases.routed_exchange import copies_DD, ways
-from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.cluster import Cluster, Link
 from moeplan.profilers.description import describe, on_cluster
 from moeplan.profilers.fits.fit import Fit, Prediction
 from moeplan.profilers.fits.fitting import fit_arrays, fit_series
@@ -144,35 +144,121 @@ def test_fp8_rows_take_the_exchange_of_a_byte_for_each_element_and_four(make_tra
     assert (fp8["step_s"] < exact["step_s"]).all()
 
 
+def a_row_a_second(scene: Scene) -> Scene:
+    """The scene in which rows take 1 s each to encode and decode, and experts no time."""
+    encoding = lambda rows: Prediction(rows, rows, rows, rows < 0)  # noqa: E731
+    experts = lambda pairs, _slots: Prediction(0 * pairs, 0 * pairs, 0 * pairs, pairs < 0)  # noqa: E731
+    return replace(scene, costs=replace(known(scene.costs), experts=experts, encoding=encoding))
+
+
+def rows_of(ids: Any, num_devices: int) -> Any:
+    """Rows of the busiest device in each step and layer, half encoded and half decoded, of 8 samples of 10 tokens."""
+    home_T, step_T = np.repeat(np.arange(8) % num_devices, 10), np.repeat(np.arange(8) // 4, 10)
+    rows_BL = np.zeros((2, 3))
+    for step, layer in np.ndindex(2, 3):
+        rows = Counter[int]()
+        for ids_K, home in zip(ids[step_T == step, layer], home_T[step_T == step], strict=True):
+            for device in {int(expert) * num_devices // 8 for expert in ids_K}:
+                rows[int(home)] += 1  # encoded
+                rows[device] += 1  # decoded
+        rows_BL[step, layer] = max(rows.values()) / 2
+    return rows_BL
+
+
 @pytest.mark.parametrize("passes", [None, Passes(0.0, full_duplex=False), Passes(2.0, full_duplex=True)])
 def test_rows_of_a_wire_take_the_seconds_of_encoding_and_decoding_them(make_trace: Any, passes: Any) -> None:
     """1 s a row, and nothing else: of the busiest device the mean of rows sent and received, its own among them."""
     trace = make_trace(samples=8)
-    scene = scene_of(trace, Cluster.parse("1x2", ("intra=1e6:0",)), passes=passes)
-
-    def coding(rows: Any) -> Prediction:
-        return Prediction(rows, rows, rows, rows < 0)
-
-    def nothing(pairs: Any, _slots: Any) -> Prediction:
-        return Prediction(0 * pairs, 0 * pairs, 0 * pairs, pairs < 0)
-
-    scene = replace(scene, costs=replace(known(scene.costs), experts=nothing, coding=coding))
+    scene = a_row_a_second(scene_of(trace, Cluster.parse("1x2", ("intra=1e6:0",)), passes=passes))
     exact, fp8 = (priced(scene, Journey("standard", HALVES, wire=wire)) for wire in (None, "fp8"))
-    expected = np.zeros(2)
-    home_T, step_T = np.repeat(np.arange(8) % 2, 10), np.repeat(np.arange(8) // 4, 10)
-    for step, layer in np.ndindex(2, 3):
-        rows = dict.fromkeys((0, 1), 0.0)
-        for ids_K, home in zip(tokens(trace)[step_T == step, layer], home_T[step_T == step], strict=True):
-            for device in {int(expert) // 4 for expert in ids_K}:
-                rows[int(home)] += 0.5  # encoded
-                rows[device] += 0.5  # decoded
-        expected[step] += max(rows.values())
+    expected = rows_of(tokens(trace), 2).sum(axis=1)
     for name in ("dispatch_s", "combine_s"):
         np.testing.assert_allclose(exact[name], 0, atol=1e-6)
         np.testing.assert_allclose(fp8[name], expected, atol=1e-6)
     exchanges = 2 if passes is None or not passes.backward else 4
     if passes is None or not passes.full_duplex:
         np.testing.assert_allclose(fp8["step_s"] - exact["step_s"], exchanges * expected, atol=1e-6)
+
+
+SHARES = ((0.25, 0.75), (0.6, 0.1, 0.3), (1.0,))
+
+
+@pytest.mark.parametrize("cluster", ["1x2", "2x2"])
+def test_every_chunk_encodes_and_decodes_its_part_of_the_rows_rounded_up(make_trace: Any, cluster: str) -> None:
+    """Three equal chunks, then those of other shares in every layer."""
+    trace, passes = make_trace(samples=8), Passes(2.0, full_duplex=False)
+    links = ("intra=1e6:0", "inter=1e6:0")[: 1 + (cluster == "2x2")]
+    scene = a_row_a_second(scene_of(trace, Cluster.parse(cluster, links), passes=passes))
+    size = scene.cluster.num_devices
+    placement = Placement.from_sets([np.arange(8).reshape(size, -1).tolist()] * 3, 8)
+    for cut, shares in ((Cut.equal(3, 3), [(1 / 3,) * 3] * 3), (Cut.of(SHARES), SHARES)):
+        fp8 = priced(scene, Journey("standard", placement, wire="fp8", cuts=Cuts(cut, cut)))
+        expected = np.zeros(2)
+        for step, layer in np.ndindex(2, 3):
+            rows = rows_of(tokens(trace), size)[step, layer]
+            expected[step] += sum(int(np.ceil(share * rows - 1e-9)) if share < 1 else rows for share in shares[layer])
+        for name in ("dispatch_s", "combine_s"):
+            np.testing.assert_allclose(fp8[name], expected, atol=1e-6)
+        np.testing.assert_allclose(fp8["moe_s"], fp8["dispatch_s"] + fp8["combine_s"], atol=1e-6)
+        np.testing.assert_allclose(fp8["moe_backward_s"], fp8["moe_s"], atol=1e-6)
+
+
+@pytest.mark.parametrize("degree", [1, 4])
+def test_under_a_fixed_capacity_every_row_of_the_buffers_is_encoded_whatever_is_routed(
+    make_trace: Any, degree: int
+) -> None:
+    """Of 2 x 10 tokens a device and 8 experts: 2 int(1.3 ceil(20 / 8)) rows from a device, padded to whole pieces."""
+    passes, cut = Passes(2.0, full_duplex=False), Cut.equal(degree, 3)
+    scene = a_row_a_second(scene_of(make_trace(samples=8), Cluster.parse("1x2", ("intra=1e6:0",)), passes=passes))
+    journey = Journey("standard", HALVES, wire="fp8", cuts=Cuts(cut, cut), capacity_factor=1.3)
+    padded = {1: 6, 4: 8}[degree]
+    fp8, exact = (priced(scene, one) for one in (journey, replace(journey, wire=None)))
+    for name in ("dispatch_s", "combine_s"):
+        np.testing.assert_allclose(fp8[name] - exact[name], [3 * 8 * padded] * 2, atol=1e-6)
+
+
+@pytest.mark.parametrize("passes", [None, Passes(0.0, full_duplex=False)], ids=["whole", "chunks"])
+def test_links_that_nothing_crosses_take_no_time_where_rows_are_encoded(make_trace: Any, passes: Any) -> None:
+    """Every expert on every node and tokens that take the nearest; then every expert on every device."""
+    near = replace(Placement.from_sets([[[0, 1, 2, 3], [4, 5, 6, 7]] * 2] * 3, 8), replica_rule=ReplicaRule.NEAREST)
+    here = replace(Placement.from_sets([[[*range(8)]] * 4] * 3, 8), replica_rule=ReplicaRule.NEAREST)
+    links = Cluster.parse("2x2", ("intra=1:0", "inter=1:0"))
+    scene = a_row_a_second(scene_of(make_trace(samples=8), links, passes=passes))
+    for placement in (near, here):
+        fp8 = priced(scene, Journey("standard", placement, wire="fp8"))
+        for part in ("dispatch", "combine"):
+            assert not fp8[f"{part}_inter_s"].any()
+            assert (fp8[f"{part}_s"] >= 3 * 10).all()
+            np.testing.assert_array_equal(fp8[f"{part}_intra_s"], fp8[f"{part}_s"])
+    far = priced(scene, Journey("standard", Placement.from_sets([[[0, 1], [2, 3], [4, 5], [6, 7]]] * 3, 8), wire="fp8"))
+    assert (far["dispatch_inter_s"] >= 3 * 10).all()
+
+
+@pytest.mark.parametrize("shared_by", [1.0, 1.5, 2.0])
+def test_chunks_between_nodes_that_share_a_link_are_parts_of_their_busiest_port(
+    make_trace: Any, shared_by: float
+) -> None:
+    """Copies walked one by one; 1 ns a byte of a device beside the other of its node, 128 bytes a copy."""
+    trace, passes = make_trace(samples=8), Passes(0.0, full_duplex=False)
+    scene = scene_of(trace, Cluster.parse("2x2", ("intra=1e6:0", f"inter=1:0:{shared_by}")), passes=passes)
+    scene = a_row_a_second(scene)
+    placement = Placement.from_sets([[[0, 1], [2, 3], [4, 5], [6, 7]]] * 3, 8)
+    for cut, shares in ((Cut.equal(3, 3), [(1 / 3,) * 3] * 3), (Cut.of(SHARES), SHARES)):
+        expected = np.zeros(2)
+        for step, layer in np.ndindex(2, 3):
+            sent, received = Counter[int](), Counter[int]()
+            for token in range(40 * step, 40 * step + 40):
+                home = token // 10 % 4
+                for device in {int(expert) // 2 for expert in tokens(trace)[token, layer]}:
+                    sent[home] += device // 2 != home // 2
+                    received[device] += device // 2 != home // 2
+            port = 0.0
+            for way in (sent, received):
+                port = max(port, *(way[d] / shared_by for d in range(4)), *((way[d] + way[d + 1]) / 2 for d in (0, 2)))
+            expected[step] += sum(np.ceil(share * port - 1e-9) if share < 1 else port for share in shares[layer])
+        found = priced(scene, Journey("standard", placement, cuts=Cuts(cut, cut)))
+        for name in ("dispatch_inter_s", "combine_inter_s", "dispatch_s"):
+            np.testing.assert_allclose(found[name], 128e-9 * expected, rtol=0.001 if name == "dispatch_s" else 1e-9)
 
 
 def test_coherent_top_1_combines_for_nothing(make_trace: Any, make_profile: Any) -> None:
@@ -526,6 +612,39 @@ def test_parts_timed_on_a_noisy_machine_are_named(make_trace: Any) -> None:
     for noisy, parts in ((False, ()), (True, ("dispatch", "experts"))):
         profile = of_runtime(noisy)
         assert known(CostModel.of(profile, profile.cluster, spec, samples=False)).noisy == parts
+
+
+@pytest.mark.parametrize(("dtype", "other"), [("fp32", ()), ("bf16", ("encoding",))])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_encoding_of_fp8_rows_is_a_part_with_a_source_a_dtype_and_noise(dtype: str, other: Any, noisy: bool) -> None:
+    rows = [{"rows": rows, "hidden": hidden} for rows in (8, 64, 512) for hidden in (8, 64)]
+    measured = series("fp8_rows", dtype=dtype, sizes=rows), series("all_to_all", 4, "intra")
+    profile = measured_profile(Cluster(1, 4), *measured, noise=Noise(sizes=10, wide=9 if noisy else 0))
+    costs = known(CostModel.of(profile, profile.cluster, IN_FLOATS, samples=False))
+    assert costs.sources["encoding"] == f"fp8_rows/{dtype}"
+    assert costs.other_dtype == other
+    assert ("encoding" in costs.noisy) == noisy
+    assert known(costs.encoding)(np.array([100.0])).seconds == pytest.approx(1e-5 + 1e-9 * 100 * (8 + 4))
+    older = profile.model_copy(update={"series": {measured[1].key: measured[1]}})
+    costs = known(CostModel.of(older, profile.cluster, IN_FLOATS, samples=False))
+    assert costs.encoding is None
+    assert costs.missing["encoding"] == "the profile has no fp8_rows; measure again: moeplan profile"
+    untimed = known(CostModel.of(profile, profile.cluster, IN_FLOATS, samples=False, by_loads=True))
+    assert "encoding" not in {*untimed.sources, *untimed.missing, *untimed.noisy}
+
+
+def test_exchanges_between_nodes_of_another_size_are_timed_by_the_link() -> None:
+    """Eight ranks on 2 x 4: on 4 x 2 as many ranks, of whose bytes 6 of 7 blocks cross between nodes instead of 4."""
+    here = Cluster(2, 4, {"inter": Link(5e-6, 4e-10, 4.0)})
+    there = Cluster(4, 2, here.links_on(Cluster(4, 2)))
+    inside = [series("all_to_all", ranks, "intra") for ranks in (2, 4)]
+    profile = measured_profile(here, series("all_to_all", 8, "inter"), *inside)
+    for cluster, source in ((here, "all_to_all/uint8@8/inter"), (there, "link inter")):
+        costs = known(CostModel.of(profile, cluster, IN_FLOATS, samples=False))
+        assert costs.sources["dispatch inter"] == source
+        assert (costs.shared.shared_by, costs.shared.devices_per_node) == (cluster.devices_per_node,) * 2
+    port = np.array([1e6])
+    assert known(costs.exchange)[1](port, port).seconds == pytest.approx(5e-6 + 2e-10 * 1e6)
 
 
 def of_nodes() -> Profile:
