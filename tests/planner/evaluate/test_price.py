@@ -315,7 +315,8 @@ def test_a_step_judges_with_and_without_attention_but_not_without_experts(
         if case not in cases
     }
     assert plan.options["seconds"]["missing"] == missing
-    parts = [ours[name] for name in ("dispatch_s", "kv_s", "experts_s", "combine_s", "attention_s") if name in ours]
+    names = ("dispatch_s", "kv_s", "counts_s", "experts_s", "combine_s", "home_s", "attention_s")
+    parts = [ours[name] for name in names if name in ours]
     assert ("step_s" in ours) == ("experts" not in missing)
     assert ours.get("step_s", sum(parts)) == pytest.approx(sum(parts))
     assert ("attention_s" in ours) == ("attention" not in missing)
