@@ -1,9 +1,10 @@
 """Counting, placing and certifying at the size of a cluster; in one process, and in as many as there are cores.
 
 A trace of DeepSeek-V3's shape: a part of random routing, which stands in the folder as often as its tokens are to be
-counted. --full: a billion tokens.
+counted. --full: a billion tokens too, by all workers, and every point of growth.
 """
 
+import math
 import os
 import tempfile
 import threading
@@ -37,7 +38,7 @@ PART_TOKENS = 70_000  # what the writer's 64 MiB hold
 QUICK, USUAL, FULL = 500_000, 16_000_000, 1_000_000_000
 DEVICES, SLOTS, STACK, STEPS = 64, 5, 61, 1000
 EVERY_S = 0.1
-LIMIT_S = 40.0  # a curve of growth ends before the point that would take longer if it goes on as it grew last
+LIMIT_S = 40.0  # a curve of growth ends before the point that would take longer if it grew on as it did last
 GROUP, TOKENS, RECORDS, APART = 8, 4096, 2, 10  # of flexmoe, one decision a layer: it holds for the last record
 MOST_DEVICES = 4096
 CERTIFIED_S = 20.0  # that a plan on so many devices may take
@@ -49,23 +50,25 @@ def _workers() -> list[int]:
 
 
 def _tokens(settings: Settings) -> list[int]:
-    return [QUICK if settings.quick else FULL if settings.full else USUAL]
+    return [QUICK] if settings.quick else [USUAL, FULL] if settings.full else [USUAL]
 
 
 def _counted(tokens: int) -> Iterator[Row]:
-    """The trace counted by more and more workers; all counts must be the same bytes."""
+    """The trace counted by more and more workers; all counts must be the same bytes. The largest by the most alone."""
+    numbers = _workers() if tokens < FULL else _workers()[-1:]
     with tempfile.TemporaryDirectory() as folder:
-        trace, alone_s, first = _repeated(Path(folder, "trace"), tokens), 0.0, b""
-        for number in _workers():
+        trace, alone_s, first = _repeated(Path(folder, "trace"), tokens), None, b""
+        for number in numbers:
             started = time.perf_counter()
             with opened(str(number)) as workers, _peak() as peak:
                 tables = tabulate(trace, workers=workers)
                 paths = write_counts(Path(folder, f"counts{number}"), meta_of_counts(trace), tables)
             seconds, written = time.perf_counter() - started, b"".join(path.read_bytes() for path in paths)
-            alone_s, first = alone_s or seconds, first or written
+            alone_s, first = seconds if number == 1 else alone_s, first or written
             assert written == first
             yield Row(
-                f"{trace.num_tokens:,} tokens", f"workers {number}", quality=alone_s / seconds / number,
+                f"{trace.num_tokens:,} tokens", f"workers {number}",
+                quality=None if alone_s is None else alone_s / seconds / number,
                 seconds=seconds, memory_bytes=max(peak), axis="workers", size=number,
                 more={"M token-layers per second and worker": trace.num_tokens * LAYERS / seconds / number / 1e6},
             )  # fmt: skip
@@ -152,18 +155,19 @@ class Curve:
     axis: str
     at: int  #: The axis' place in a shape
     shapes: tuple[Shape, ...]
+    limit_s: float
 
 
 def _curves(settings: Settings) -> Iterator[Curve]:
-    few = 2 if settings.quick else None
+    few, limit_s = 2 if settings.quick else None, math.inf if settings.full else LIMIT_S
     deep, wide, large = (4, 8, 16, 32, 64), (64, 128, 256, 512), (64, 128, 256, 512, 1024, 2048, MOST_DEVICES)
     layers = tuple((number, 128, 64) for number in deep[:few])
     experts = tuple((4, number, 64) for number in wide[:few])
     devices = tuple((2, 512, number) for number in large[:few])
     for method, solved in {"exflow": _exflow, "netmoe": _netmoe, "flexmoe": _flexmoe}.items():
-        yield Curve(method, solved, "layers L (E = 128, D = 64)", 0, layers)
-        yield Curve(method, solved, "experts E (L = 4, D = 64)", 1, experts)
-        yield Curve(method, solved, "devices D (L = 2, E = 512)", 2, devices)
+        yield Curve(method, solved, "layers L (E = 128, D = 64)", 0, layers, limit_s)
+        yield Curve(method, solved, "experts E (L = 4, D = 64)", 1, experts, limit_s)
+        yield Curve(method, solved, "devices D (L = 2, E = 512)", 2, devices, limit_s)
 
 
 def _grown(curve: Curve) -> Iterator[Row]:
@@ -172,7 +176,7 @@ def _grown(curve: Curve) -> Iterator[Row]:
     seconds, growth = 0.0, 1.0
     for shape in curve.shapes:
         name = "L={} E={} D={}".format(*shape)
-        if seconds * growth > LIMIT_S:
+        if seconds * growth > curve.limit_s:
             yield Row(name, f"{curve.method}: left out")
             continue
         solve, before = curve.solved(shape), psutil.Process().memory_info().rss
@@ -283,7 +287,7 @@ STUDIES = (
         " devices are more than experts. netmoe: copies of four samples a device, layer after layer. flexmoe: busiest"
         f" device over the mean in the last of {RECORDS} records of {TOKENS:,} pairs a device, with one slot more than"
         " the experts need, from contiguous experts. A curve ends before a point that would take over"
-        f" {LIMIT_S:g} s if it grew on as it did last."
+        f" {LIMIT_S:g} s if it grew on as it did last, unless all are asked for (--full)."
         " MB: growth of resident memory, looked at ten times a second.",
     ),
     Study(
