@@ -4,7 +4,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,6 +33,7 @@ CERTIFIED_S = 20.0  # that a plan on so many devices may take
 
 
 def worker_numbers() -> list[int]:
+    """Numbers of workers to compare: one, and doubled as long as each has a core."""
     cores = len(os.sched_getaffinity(0))
     return [1, *(number for number in (2, 4, 8, 16) if number <= cores)]
 
