@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from importlib import import_module
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 from .tasks import TRIES, Answer, Held, message, reply
@@ -67,11 +69,14 @@ class Ray:
             future.set_result(answer.result())
 
     def _start_or_join(self) -> None:
+        head = Path(os.environ.get("RAY_TMPDIR", gettempdir()), "ray", "ray_current_cluster")
         try:
+            if "RAY_ADDRESS" not in os.environ and head.exists():  # also of one that was killed: Ray would wait for it
+                _connected(head.read_text().strip()).close()
             self._ray.init("auto", **QUIET_RAY)
         except ConnectionError:  # none runs
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to the network
-            self._ray.init(include_dashboard=False, **QUIET_RAY)
+            self._ray.init("local", include_dashboard=False, **QUIET_RAY)
 
 
 class Dask:
@@ -105,5 +110,5 @@ CLUSTERS: dict[str, Callable[[str], Ray | Dask]] = {"ray": Ray, "dask": Dask}
 
 def _connected(address: str) -> socket.socket:
     """A connection; OSError where the host is unknown, or takes none at the port."""
-    host, port = address.split(":")
-    return socket.create_connection((host, int(port)), ANSWER_S)
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), ANSWER_S)

@@ -16,7 +16,13 @@ from moeplan.errors import UsageError
 from moeplan.workers import clusters, opened
 from tests.workers import cases
 
-SOON_S = 40  # 15 s, and the start of seven commands at once
+SOON_S = 30  # 3 s, and the start of seven commands at once
+COMMAND = """
+from moeplan.planner.cli import main
+from moeplan.workers import clusters
+clusters.ANSWER_S = 3
+main()
+"""
 NOBODY = ("nohost.invalid:1", "localhost:1")
 
 
@@ -76,6 +82,6 @@ def has(package: str) -> bool:
 
 
 def asked(workers: str, folder: Path) -> "subprocess.Popen[str]":
-    words = [sys.executable, "-I", "-m", "moeplan.planner.cli", "trace", "info", "traces", "--workers", workers]
+    words = [sys.executable, "-I", "-c", COMMAND, "trace", "info", "traces", "--workers", workers]
     pipe = subprocess.PIPE
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, cwd=folder)

@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,7 +58,7 @@ def ray() -> Iterator[None]:
     import ray
 
     paths = {"PYTHONPATH": str(ROOT)}
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": paths})
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": paths})
     yield
     ray.shutdown()
 
@@ -115,8 +116,24 @@ def sections() -> dict[str, str]:
     return found
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    """The files of the example's counts, made by one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    for words in ("trace example gpt-oss-20b -o traces", "trace count traces -o counts --workers 1"):
+        command = [sys.executable, "-I", "-m", "moeplan.planner.cli", *words.split()]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return contents(folder / "counts")
+
+
+def contents(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(folder.iterdir())]
+
+
 @pytest.mark.parametrize("title", sections())
-def test_the_commands_of_a_section_give_the_counts_of_one_process(title: str, tmp_path: Path) -> None:
+def test_the_commands_of_a_section_give_the_counts_of_one_process(
+    title: str, alone: list[bytes], tmp_path: Path
+) -> None:
     if title in PACKAGES:
         wanted(PACKAGES[title])
     places = tmp_path / "bin"
@@ -135,21 +152,21 @@ def test_the_commands_of_a_section_give_the_counts_of_one_process(title: str, tm
                 os.killpg(process.pid, signal.SIGKILL)  # what stays in the background
         said.seek(0)
         assert code == 0, said.read()
-    alone = [str(places / "moeplan"), *["trace", "count", "traces", "-o", "alone", "--workers", "1"]]
-    subprocess.run(alone, cwd=tmp_path, check=True, capture_output=True)
-    parts = [[path.read_bytes() for path in sorted((tmp_path / name).iterdir())] for name in ("counts", "alone")]
-    assert parts[0] == parts[1]
+    assert contents(tmp_path / "counts") == alone
 
 
 def test_every_scheduler_of_the_page_is_run() -> None:
     assert [*sections()] == ["One machine", "SLURM", *PACKAGES]
 
 
-def test_ctrl_c_ends_a_ray_that_was_started(tmp_path: Path) -> None:
+def test_a_ray_starts_where_one_was_killed_and_ctrl_c_ends_it(tmp_path: Path) -> None:
     wanted("ray")
-    process, worker = started(tmp_path, "ray")
-    os.killpg(process.pid, signal.SIGINT)
-    out, errors = process.communicate(timeout=40)
+    with tempfile.TemporaryDirectory(prefix="m") as short:  # for names of sockets
+        Path(short, "ray").mkdir()
+        Path(short, "ray", "ray_current_cluster").write_text("127.0.0.1:1")  # which a killed head leaves
+        process, worker = started(tmp_path, "ray", {"RAY_TMPDIR": short})
+        os.killpg(process.pid, signal.SIGINT)
+        out, errors = process.communicate(timeout=40)
     assert (out, process.returncode) == ("closed\n", -signal.SIGINT), errors
     assert errors.count("Traceback") == 1
     assert gone(worker)
