@@ -12,7 +12,7 @@ from .series import LinkKind, Series
 
 Pair = tuple[int, int]
 MIN_SPAN = 64  # times as much work as the smallest: a line through nearer sizes tells no bandwidth
-MIN_SHARED = 1.5  # times as fast a pair is alone, from which on it shares its link with others
+MIN_SHARED = 1.5  # times as fast a pair is alone, from which on it is taken to share its link with others
 MIN_RATIO = 2.0  # between the slowest pair of one class and the fastest of the other
 
 
@@ -104,9 +104,9 @@ def measured_links(cluster: Cluster, series: Mapping[str, Series]) -> dict[str, 
 
         b_inter = b (P - 1) / (P - G)                                                                           (1)
 
-    A pair between nodes that takes b_pair a byte, alone on the wire, has more than its share of the all-to-all's where
-    the devices of a node share its link: by b_inter / b_pair of them, G at most. Below `MIN_SHARED` that is put down to
-    the all-to-all, and each has a port of its own.
+    A pair between nodes takes b_pair a byte alone on the wire: b_inter / b_pair times as fast as beside all others, at
+    most G times as where the G devices of a node share one link. Below `MIN_SHARED` that is put down to the all-to-all,
+    and each has a port of its own; above it is taken for sharing, though a slow all-to-all looks alike.
     """
     kinds: tuple[LinkKind, ...] = ("intra", "inter")
     links: dict[str, Link] = {kind: link for kind in kinds if (link := _link(kind, cluster, series)) is not None}
