@@ -135,7 +135,8 @@ STUDIES = (
         instances=_tokens,
         rows=lambda tokens: counted(tokens, worker_numbers()[-1:]),
         note="Wall seconds of `trace count` by all workers: what a part holds is in memory, however many there are."
-        " DeepSeek-V3's shape: 58 layers x 256 experts, top-8. Seconds include the start of the workers. MB: resident memory of all processes together, at most.",
+        " DeepSeek-V3's shape: 58 layers x 256 experts, top-8."
+        " Seconds include the start of the workers. MB: resident memory of all processes together, at most.",
     ),
     Study(
         title="Growth with layers, experts and devices",
