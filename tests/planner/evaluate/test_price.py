@@ -121,6 +121,24 @@ def test_ranks_tell_one_another_what_steps_are_split_and_samples_moved_by(
         )
 
 
+@pytest.mark.parametrize("shares", [None, [0.5, 0.25, 0.25]], ids=["equal", "unequal"])
+def test_a_layer_in_chunks_is_not_exchanged_faster_than_whole(make_trace: Any, shares: Any) -> None:
+    """By a curve that grows as the square of bytes a third would take a ninth, were the link not as busy."""
+    scene = scene_of(make_trace(samples=8), Cluster.parse("1x2", ("intra=1:5",)), passes=Passes(2.0, full_duplex=False))
+
+    def squared(port: Any, _most: Any) -> Prediction:
+        return Prediction(port**2, 0.5 * port**2, 2 * port**2, port < 0)
+
+    def nothing(pairs: Any, _slots: Any) -> Prediction:
+        return Prediction(0 * pairs, 0 * pairs, 0 * pairs, pairs < 0)
+
+    scene = replace(scene, costs=replace(known(scene.costs), exchange=[squared], experts=nothing))
+    cut = Cut.equal(3, 3) if shares is None else Cut.of([shares] * 3)
+    whole, chunks = (priced(scene, Journey("standard", HALVES, cuts=cuts)) for cuts in (None, Cuts(cut, cut)))
+    for name in ("dispatch_s", "combine_s"):
+        np.testing.assert_allclose(chunks[name], whole[name], rtol=1e-9)
+
+
 def attention(tokens: int, contexts: int) -> float:
     """c0 + c1 n + c2 c of the case's multiply-adds, 4 n M^2 + (c + n) M."""
     return 10e-6 + 1e-10 * (4 * tokens * 64 * 64 + (contexts + tokens) * 64) if tokens else 0.0
