@@ -141,6 +141,11 @@ class Cluster:
         """The links of this cluster as the nodes of another one have them (`Link.among`)."""
         return {kind: link.among(self.devices_per_node, other.devices_per_node) for kind, link in self.links.items()}
 
+    def at_most(self, num_nodes: int, devices_per_node: int) -> "Cluster":
+        """The cluster with no more nodes, and no more devices in each, on its links."""
+        small = Cluster(min(self.num_nodes, num_nodes), min(self.devices_per_node, devices_per_node))
+        return dataclasses.replace(small, links=self.links_on(small))
+
     @property
     def num_devices(self) -> int:
         """Devices in all."""

@@ -1,8 +1,8 @@
-"""The closed forms of a step's seconds: attention, dispatch, experts, combine and, where tokens do not return, K and V.
+"""The closed forms of a layer's seconds: attention, dispatch, experts, combine and, where tokens stay, K and V.
 
 Every part waits for its busiest rank or port, every layer for the part before it (no overlap; a pipeline changes that):
 
-    step_s = sum_l (attention_s + kv_s + dispatch_s + experts_s + combine_s)                                    (1)
+    layer_s = attention_s + kv_s + dispatch_s + experts_s + combine_s                                           (1)
 
 A curve gives the seconds of one call from its sizes, with the fit's error as `low` and `high`. Both are carried through
 with all curves low, or all high, together: for a sum wider than independent errors would be, for a difference of sums

@@ -1,7 +1,8 @@
 """Partial counts of a trace, by processes that know of each other only how many they are, and their sum.
 
 A shard is a directory `shard-{number}-of-{count}-{digest}`, there whole or not at all. The digest is of what was
-counted: the trace's listing and the phases.
+counted: the trace's listing and the phases. In it are the counts, and a file that says how many parts these have, so
+that a copy of it that lacks some is noticed.
 """
 
 import os
@@ -14,13 +15,14 @@ from typing import Self
 import numpy as np
 
 from ..errors import InputError, MismatchError, UsageError
-from ..files import sha256_json
+from ..files import atomic_directory, sha256_json
 from ..workers import SERIAL, Workers
 from .count_form import CountTrace, meta_of_counts, read_counts, tabulate, write_counts
 from .part_file import local_directory
 from .reader import Trace
 
-NAME = re.compile(r"shard-(\d{1,6})-of-(\d{1,6})-([0-9a-f]{12})")
+NAME = re.compile(r"shard-(0|[1-9][0-9]{0,5})-of-([1-9][0-9]{0,5})-([0-9a-f]{12})")
+COUNTS, PARTS = "counts", "parts"
 EXPECTED = "expected K/N, from 0/N to (N-1)/N"
 
 
@@ -70,9 +72,25 @@ def write_shard(
     path = local_directory(directory) / f"shard-{shard.number}-of-{shard.count}-{digest}"
     part = shard.part_of(trace)
     if path.exists():
-        return part, tuple(path.iterdir())
+        return part, _parts(path)
     tables = tabulate(part, phases=phases, may_lack=True, workers=workers) if part.num_rows else ()
-    return part, write_counts(path, meta_of_counts(trace), tables)
+    with atomic_directory(path) as temporary:
+        parts = write_counts(temporary / COUNTS, meta_of_counts(trace), tables)
+        (temporary / PARTS).write_text(f"{len(parts)}\n")
+    return part, tuple(path / COUNTS / one.name for one in parts)
+
+
+def _parts(shard: Path) -> tuple[Path, ...]:
+    """The parts of a shard's counts; InputError where some are not there."""
+    told, counts = shard / PARTS, shard / COUNTS
+    expected = told.read_text().strip() if told.is_file() else "unknown"
+    parts = tuple(sorted(counts.iterdir())) if counts.is_dir() else ()
+    if expected != str(len(parts)):
+        raise InputError(
+            f"{shard}: {len(parts)} parts of counts, {expected} were written; copy it whole, or remove it and count"
+            " that shard again"
+        )
+    return parts
 
 
 def is_sharded(path: str) -> bool:
@@ -97,13 +115,15 @@ def read_shards(path: str) -> list[CountTrace]:
             " the number of processes did: count again into an empty directory"
         )
     count = int(found[0][2])
+    if more := [name[0] for name in found if int(name[1]) >= count]:
+        raise InputError(f"{path}: {more[0]} is none of {count} shards, which are numbered from 0; remove it")
     if missing := sorted({*range(count)} - {int(name[1]) for name in found}):
         raise InputError(
             f"{path}: {len(found)} shards of {count}, {missing[0]} is missing; its process died or is still at it: run"
             f" again what wrote them, or that one with --shard-of {missing[0]}/{count}"
         )
     places = [Path(path) / name[0] for name in found]
-    shards = [read_counts(place) for place in places if any(place.iterdir())]
+    shards = [read_counts(place / COUNTS) for place in places if _parts(place)]
     if not shards:
         raise InputError(f"{path}: no tokens in any of {count} shards; expected some of these phases")
     if other := [shard.path for shard in shards if (shard.meta, shard.known) != (shards[0].meta, shards[0].known)]:

@@ -67,7 +67,8 @@ def profile(
     Ctrl-C keeps what was measured, and --resume goes on from there.
 
     --preset and --from-tables give the curves of one node; --cluster and --link say how many there are and what joins
-    them. A link given replaces the measured one. inter=GBps:us:DEVICES is one that so many devices of a node share.
+    them. A link given replaces the measured one. inter=GBps:us:DEVICES is one that so many devices of a node share;
+    GBps is what each has while all send: one card of 400 Gb/s for 8 devices is inter=6.25:5:8.
 
     \b
     Examples:

@@ -11,6 +11,8 @@ from ...errors import NoBenefitError
 from .flags import Json, optional
 from .screen import console, print_json, progress
 
+MOST_ROUNDS = 100_000
+
 
 def replay(
     plans: Annotated[list[Path], typer.Argument(help="The plans.")],
@@ -21,10 +23,13 @@ def replay(
     ] = None,
     backward: Annotated[bool, typer.Option("--backward", help="Run forward and backward.")] = False,
     rounds: Annotated[
-        int, typer.Option(help="Runs of today and all plans, forth and back; at most as many steps.", min=1)
+        int,
+        typer.Option(
+            help="Runs of today and all plans, forth and back; at most as many steps.", min=1, max=MOST_ROUNDS
+        ),
     ] = 10,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="What computes.")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Seed of the weights.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the weights.", min=0, max=2**62)] = 0,
     save: Annotated[bool, typer.Option("--save", help="Keep figures beside each plan, for show and report.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -66,4 +71,5 @@ def replay(
     if save and not as_json:
         print(f"wrote     {', '.join(str(beside(plan)) for plan in plans)}")
     if not done.gaining:
-        raise NoBenefitError(f"no gain above the noise of {done.noise:.1%}; --rounds {2 * rounds} shows smaller ones")
+        more = f"; --rounds {2 * rounds} shows smaller ones" if done.undecided else ""
+        raise NoBenefitError(f"no gain above the noise of {done.noise:.1%}{more}")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ...errors import UsageError
 from .flags import Json, optional
 from .plans import recounted
 from .screen import print_json, progress
@@ -36,6 +37,8 @@ def report(
     from ..report.page import PlanPage
 
     check_page(output, "; expected a page or a card", kinds=(".html", ".svg"))
+    if output.resolve() == plan.resolve():
+        raise UsageError(f"{output}: the plan itself, which its page would replace; give another -o")
     loaded = load(plan)
     recount = recounted(loaded, plan, trace, profile, keep=True)
     certificate = recount.certificate

@@ -208,7 +208,8 @@ def count(
         print_json({"counts": output, "parts": len(parts), "by": keys})
         return
     what = "rows of counts" if counts else "tokens"
-    print(f"counted   {num_rows:,} {what} by {', '.join(keys) or 'layer only'}")
+    alone = f"; of these, those of {' and '.join(phase)} alone" if phase else ""
+    print(f"counted   {num_rows:,} {what} by {', '.join(keys) or 'layer only'}{alone}")
     if chosen is None:
         print(f"wrote     {output}    next: moeplan solve --trace {output}")
     else:

@@ -292,7 +292,7 @@ ROWS = (
     _timed(KV, "K/V", "seconds per step: gathering K and V on every device"),
     _timed("kv_intra_s", "K/V intra", "of kv_s, what crosses inside nodes"),
     _timed("kv_inter_s", "K/V inter", "of kv_s, what crosses between nodes"),
-    _timed("counts_s", "counts", "seconds per step: telling all devices how many tokens or samples are where"),
+    _timed("counts_s", "counts", "seconds per step: telling all devices what each holds, before a layer"),
     _timed(DISPATCH, "dispatch", "seconds per step: the busiest port's dispatch"),
     _timed("dispatch_intra_s", "dispatch intra", "of dispatch_s, what crosses inside nodes"),
     _timed("dispatch_inter_s", "dispatch inter", "of dispatch_s, what crosses between nodes"),

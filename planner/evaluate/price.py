@@ -151,7 +151,7 @@ def _around(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> d
         links = link_classes(cluster)
         gather = gather_seconds(ports.tokens, kv_bytes, cluster.devices_per_node, links, costs.gather)
         layers |= by_class("kv", gather, cluster)
-    if costs.gather and (told := _told_bytes(journey, scene)):
+    if costs.gather and (told := _told_bytes(tally, journey, scene)):
         layers["counts_s"] = scaled(len(told) / model.num_layers, _told(told, len(tally.loads), cluster, costs.gather))
     if ports.home is not None and costs.exchange and (each := model.copy_bytes):
         kept = ports.tokens[:, :1] - ports.home[:, :, :, 1].sum(axis=2)  # tokens are as many as they started here
@@ -174,7 +174,7 @@ def _told(num_bytes: Sequence[float], num_steps: int, cluster: Cluster, gather: 
     return replace(seconds, extrapolated=np.zeros(bytes_BN.shape, np.bool_))
 
 
-def _told_bytes(journey: Journey, scene: Scene) -> list[float]:
+def _told_bytes(tally: Tally, journey: Journey, scene: Scene) -> list[float]:
     """Bytes that each device tells all others in a step before anything can travel, by all-gather.
 
     Where steps are split by their counts (`runtime.engine.step_quota`) the pairs of every expert, int32, in each layer.
@@ -183,16 +183,12 @@ def _told_bytes(journey: Journey, scene: Scene) -> list[float]:
     (`runtime.coherent`) the number of tokens before every layer, and the same before the first.
     """
     model, size = scene.model, scene.cluster.num_devices
-    samples, number = 16.0, 8.0
-    if journey.dispatch_model == "coherent":
-        return [number, samples, *[number] * model.num_layers]
-    if journey.dispatch_model == "migrating":
-        steps, units = sum(one.num_steps for one in scene.cohorts), sum(len(one.unit_ids) for one in scene.cohorts)
-        each = units / max(steps * size, 1)  # samples of a device
-        return [number, samples * each, *[4.0 * (size + model.num_experts) * each] * model.num_layers]
-    if journey.following is None and not (journey.placement.has_replicas and journey.rule in BY_STEP):
-        return []
-    return [4.0 * model.num_experts] * model.num_layers
+    if journey.dispatch_model == "standard":
+        splits = journey.following is not None or (journey.placement.has_replicas and journey.rule in BY_STEP)
+        return [4.0 * model.num_experts] * model.num_layers * splits
+    samples = tally.units / size  # of a device in a step
+    in_layer = 8.0 if journey.dispatch_model == "coherent" else 4.0 * (size + model.num_experts) * samples
+    return [8.0, 16.0 * samples, *[in_layer] * model.num_layers]
 
 
 def _replicas(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> dict[str, Prediction]:

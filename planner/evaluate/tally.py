@@ -90,6 +90,7 @@ class Tally:
     sums: Floats | None = None
     #: Experts that leave (0) and reach (1) each device before a step, `[B, L, C, 2, D]`; None where experts stay
     moves: Floats | None = None
+    units: float = 0.0  #: Units of a complete step, the mean; 0 where steps are recorded or of single tokens
     blocks: "Tally | None" = None  #: Loads and ports by the blocks of a cohort's steps, where it has some
 
     @classmethod
@@ -130,7 +131,8 @@ class Tally:
         counts = np.zeros((shape[0] if by_step else len(cohort.unit_ids), len(COUNTS)), np.int64)
         pairs = np.zeros((devices, devices), np.int64) if between else None
         slots_D = placement.slots + shared * (placement.slots > 0)
-        return cls(counts, np.zeros(shape, np.int64), slots_D, traffic, pairs, sent=sent)
+        units = 0.0 if cohort.step is None else np.count_nonzero(cohort.step >= 0) / max(cohort.num_steps, 1)
+        return cls(counts, np.zeros(shape, np.int64), slots_D, traffic, pairs, sent=sent, units=units)
 
     @classmethod
     def of_loads(cls, loads: Ints, journey: "Journey", cohort: Cohort) -> Self:

@@ -3,6 +3,7 @@
 Legend: Q levels of a prediction; R rounds; W ways to run: today, then the plans.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,6 +90,8 @@ def replay(
     size = prepared.stage.scene.cluster.num_devices
     if launch is not None and launch.size != size:
         raise UsageError(f"{launch.size} ranks were started for plans of {size} devices; start one for each device")
+    if launch is None and device == "cpu":
+        _check_memory(prepared)
     ranks = run_world(size, run, prepared.work, device=device, timeout_s=TIMEOUT_S, on_progress=on_progress)
     if ranks is None:
         return None
@@ -216,6 +219,23 @@ def _check_sizes(stage: Stage) -> None:
             f"{path}: {number:,} tokens in layers of hidden size {spec.hidden_size}, whose first {bits} elements would"
             " tell them apart; expected fewer tokens: --tokens-per-step, or --rounds"
         )
+
+
+def _check_memory(prepared: "Prepared") -> None:
+    """Refuse experts that this machine's memory does not hold, when it is to run all ranks."""
+    stage, each = prepared.stage, prepared.stage.scene.model.expert_bytes or 0
+    slots = sum(int(one.journey.placement.slots.sum()) for one in stage.contenders)
+    needed = slots * stage.scene.model.num_layers * each * (1 + prepared.work.backward)  # gradients are as large
+    if needed > (memory := memory_bytes()):
+        raise UsageError(
+            f"weights of {needed / 1e9:,.1f} GB, of today and of each plan, for {memory / 1e9:,.1f} GB of memory here;"
+            " expected ranks on the machines of the cluster (torchrun or srun), or fewer plans at a time"
+        )
+
+
+def memory_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _span(levels: Floats) -> Span:

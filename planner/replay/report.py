@@ -39,9 +39,8 @@ def replayed_sections(plan: Plan, path: Path) -> list[Section]:
 
 def _answers(done: Replayed) -> Iterator[str]:
     for way in done.ways[1:]:
-        gain = f"{way.name}: {_share(way.gain.value)} of the step ({_share(way.gain.high)} to {_share(way.gain.low)})"
-        beyond = "above" if way.name in done.gaining else "not above"
-        yield f"{gain}, {beyond} the noise of {percent(done.noise, 1)}"
+        gain = f"{_share(way.gain.value)} of the step ({_share(way.gain.high)} to {_share(way.gain.low)})"
+        yield f"replayed here, {way.name}: {gain} in the median round: {done.verdict(way)} {percent(done.noise, 1)}"
 
 
 def _share(gain: float) -> str:
@@ -64,7 +63,8 @@ def _tables(done: Replayed) -> Iterator[Table]:
             *_predicted(done, EXPERTS, unit),
             Column("copies", [f"{way.copies:,.0f}" for way in done.ways]),
             *_predicted(done, COPIES),
-        ]
+        ],
+        whole=True,
     )
     if done.num_steps > 1:
         columns = [Column("step", [str(step) for step in done.steps])]
@@ -95,6 +95,9 @@ def _remarks(done: Replayed) -> Iterator[str]:
         f"{steps} of {done.num_tokens:,} tokens {fitted}; random weights, attention left out; copies: hidden vectors"
         " sent to other devices in a step"
     )
-    yield "exchange and experts are timed alone, after a barrier each; in a step they may overlap, and ranks wait"
+    yield (
+        "exchange and experts are timed alone, after a barrier each; in a step they may overlap, and ranks wait; the"
+        " rest of a step: counts, K and V, the way home, sums of replicas"
+    )
     if not any(STEP in way.predicted for way in done.ways):
         yield AGAIN

@@ -67,10 +67,23 @@ class Replayed:
     noise: float  #: How far today's second run of a round is from its first, as a share: the bound of its interval
     ways: tuple[Ran, ...]  #: Today's first
 
+    def verdict(self, way: Ran) -> str:
+        """What a plan's gain is beside the noise, which follows."""
+        if way.gain.low > self.noise:
+            return "faster than today by more than the noise of"
+        if way.gain.high < -self.noise:
+            return "slower than today by more than the noise of"
+        return "no difference from today above the noise of"
+
     @property
     def gaining(self) -> list[str]:
         """The plans whose gain is above the noise."""
         return [way.name for way in self.ways[1:] if way.gain.low > self.noise]
+
+    @property
+    def undecided(self) -> bool:
+        """Whether some plan is neither faster nor slower than today by more than the noise."""
+        return any(way.gain.low <= self.noise and way.gain.high >= -self.noise for way in self.ways[1:])
 
     @property
     def num_steps(self) -> int:

@@ -132,7 +132,7 @@ def _of_blocks(cluster: Cluster, width: int) -> Cluster:
     """The cluster with blocks for devices; on one level of links where they are not inside nodes."""
     if cluster.devices_per_node % width:
         return Cluster(1, cluster.num_devices // width)
-    return Cluster(cluster.num_nodes, cluster.devices_per_node // width, cluster.links)
+    return cluster.at_most(cluster.num_nodes, cluster.devices_per_node // width)
 
 
 def _of_block(cluster: Cluster, width: int) -> Cluster:

@@ -95,12 +95,8 @@ def first_homes(method: str, attention: Attention, start: Ints, num_devices: int
 def compile_rehoming(cluster: Cluster) -> float:
     """Compile what re-homes samples on such a cluster, or load it; the seconds that took, none without a compiler."""
     links = {kind: Link(1e-6, 1e-10) for kind in ("intra", "inter")[: 1 + (cluster.num_nodes > 1)]}
-    small = replace(
-        cluster,
-        num_nodes=min(cluster.num_nodes, 3),
-        devices_per_node=min(cluster.devices_per_node, 3),
-        links=cluster.links or links,
-    )
+    small = cluster.at_most(3, 3)
+    small = replace(small, links=small.links or links)
     copies_ID = np.arange(4 * small.num_devices**2).reshape(-1, small.num_devices) % 7
     tokens_I = 1 + np.arange(len(copies_ID)) % 5
     attention = Attention(Law(0.0, 1e-6, 1e-9), tokens_I, tokens_I**2)

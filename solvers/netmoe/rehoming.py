@@ -3,7 +3,7 @@
 Legend: I samples of a step; D devices.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -104,7 +104,7 @@ def rehome(
 def compile_rehoming(method: str, cluster: Cluster) -> float:
     """Compile what re-homes samples on such a cluster, or load it; the seconds that took, none without a compiler."""
     # Two sinks are a case of their own; more than three are three.
-    small = replace(cluster, num_nodes=min(cluster.num_nodes, 3), devices_per_node=min(cluster.devices_per_node, 3))
+    small = cluster.at_most(3, 3)
     copies_ID = np.arange(4 * small.num_devices**2).reshape(-1, small.num_devices) % 7
     pairs_I, following_ID = copies_ID.sum(axis=1), copies_ID / 2
     return seconds_to_compile(

@@ -17,7 +17,7 @@ from rich.console import Console
 from moeplan.errors import InputError, RankError, UsageError
 from moeplan.planner.demo.text import other_text, record_embedded
 from moeplan.planner.evaluate.metrics import COPIES
-from moeplan.planner.replay import ranks
+from moeplan.planner.replay import job, ranks
 from moeplan.planner.replay.job import Experiment, Prepared, prepare, replay
 from moeplan.planner.replay.model import LayersAlone, States
 from moeplan.planner.replay.ranks import TURNS, Timed, Way, Work
@@ -32,7 +32,7 @@ from moeplan.runtime.rebalancing import tables_of
 from moeplan.traces.model import NOT_ROUTED
 from moeplan.traces.reader import Trace, open_trace
 from moeplan.traces.schema import PHASES
-from tests.builders import model
+from tests.builders import known, model
 from tests.planner.cli.conftest import MAIN, ended, python, started, wait_until_said
 from tests.planner.makers import counted, made, rewritten, write_profile
 from tests.runtime.worlds import by_rank
@@ -365,10 +365,45 @@ def replayed(**ours: Any) -> Replayed:
     return Replayed(10, (0,), seen=True, backward=True, noise=0.001, ways=ways)
 
 
+def test_experts_that_memory_does_not_hold_are_refused_before_ranks_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = experiment(folder, "eplb")
+    spec, stage = prepare(asked).stage.scene.model, prepare(asked).stage
+    slots = spec.num_experts + 2 * 9  # of today, and of the plan on two devices
+    needed = slots * spec.num_layers * 3 * known(spec.ffn_size) * known(spec.hidden_size) * known(spec.dtype_bytes)
+    assert sum(int(one.journey.placement.slots.sum()) for one in stage.contenders) == slots
+    monkeypatch.setattr(job, "run_world", lambda *_args, **_more: None)
+    for memory, fits in ((needed, True), (needed - 1, False)):
+        monkeypatch.setattr(job, "memory_bytes", lambda memory=memory: memory)
+        with contextlib.nullcontext() if fits else pytest.raises(UsageError, match="GB of memory here"):
+            assert replay(asked) is None
+
+
+@pytest.mark.parametrize(
+    ("gain", "words", "undecided"),
+    [
+        (Span(-0.01, -0.011, -0.009), "slower than today by more than the noise", False),
+        (Span(0.0005, -0.0002, 0.002), "no difference from today above the noise", True),
+        (Span(0.01, 0.009, 0.011), "faster than today by more than the noise", False),
+    ],
+)
+def test_a_sure_loss_is_one_and_more_rounds_are_advised_only_where_they_may_tell(
+    gain: Span, words: str, undecided: bool
+) -> None:
+    done = replayed(gain=gain)
+    assert words in done.verdict(done.ways[1])
+    assert done.undecided is undecided
+    assert bool(done.gaining) is words.startswith("faster")
+
+
 def test_a_screen_without_predictions_names_what_predicts(capsys: pytest.CaptureFixture[str]) -> None:
     replay_report(replayed(), Console(width=200))
     said = capsys.readouterr().out
-    assert "a.json: -1.0 % of the step (-1.1 % to -0.9 %), above the noise of 0.1 %" in said
+    assert (
+        "replayed here, a.json: -1.0 % of the step (-1.1 % to -0.9 %) in the median round: faster than today by more"
+        " than the noise of 0.1 %"
+    ) in " ".join(said.split())
     assert "predicted" not in said.split("for predicted")[0]
     assert "10 tokens that plans were fitted to" in said
     assert "1,234" in said

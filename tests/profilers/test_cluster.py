@@ -12,6 +12,7 @@ from moeplan.errors import InputError, UsageError
 from moeplan.profilers.cluster import Cluster, Link
 from moeplan.profilers.description import describe
 from moeplan.profilers.topology import Topology, islands, numbered
+from moeplan.solvers import luffy, netmoe
 
 
 @given(nodes=st.integers(1, 256), devices=st.integers(1, 256))
@@ -252,3 +253,16 @@ def test_a_topology_says_whether_times_and_hosts_agree() -> None:
     assert not pairs_in_a_node.agrees
     assert Topology(node_of_rank=(0, 1, 2), island_of_rank=(0, 0, 0)).agrees  # a rank a node: all pairs are alike
     assert Topology(node_of_rank=(0, 0)).agrees
+
+
+@pytest.mark.parametrize("shared_by", [1.0, 2.0, 8.0])
+def test_a_part_of_a_cluster_keeps_its_links_and_samples_are_rehomed_on_it(shared_by: float) -> None:
+    cluster = Cluster(4, 8, {"inter": Link(5e-6, 1e-9, shared_by)})
+    small = cluster.at_most(3, 3)
+    assert (small.num_nodes, small.devices_per_node) == (3, 3)
+    link = small.links["inter"]
+    assert 1 <= link.shared_by <= 3
+    assert link.shared_by / link.s_per_byte == pytest.approx(shared_by * 1e9)  # of a device alone
+    assert cluster.at_most(9, 9) == cluster
+    assert netmoe.compile_rehoming("sum", cluster) >= 0
+    assert luffy.compile_rehoming(cluster) >= 0

@@ -1,6 +1,8 @@
 """Shards: what processes without a scheduler count of a trace is what one counts, or a line says what is missing."""
 
+import contextlib
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,38 @@ def test_a_missing_shard_is_named(trace: Trace, tmp_path: Path) -> None:
         write_shard(trace, Shard(number, 3), str(tmp_path))
     with pytest.raises(InputError, match=r"2 shards of 3, 1 is missing.*--shard-of 1/3"):
         read_shards(str(tmp_path))
+
+
+@pytest.mark.parametrize("lost", ["counts/part", "parts"])
+def test_a_shard_that_was_not_copied_whole_is_named(trace: Trace, tmp_path: Path, lost: str) -> None:
+    for number in range(3):
+        write_shard(trace, Shard(number, 3), str(tmp_path))
+    (shard,) = tmp_path.glob("shard-1-of-3-*")
+    for path in shard.glob(f"{lost}*"):
+        path.unlink()
+    for again in (lambda: read_shards(str(tmp_path)), lambda: write_shard(trace, Shard(1, 3), str(tmp_path))):
+        with pytest.raises(InputError, match=rf"{shard.name}: \d parts of counts, (\d|unknown) were written"):
+            again()
+
+
+@pytest.mark.parametrize("second", ["shard-01-of-3", "shard-7-of-3", "shard-\u0663-of-3"])
+def test_a_shard_under_a_second_name_counts_once(trace: Trace, tmp_path: Path, second: str) -> None:
+    shards = tmp_path / "shards"
+    for number in range(3):
+        write_shard(trace, Shard(number, 3), str(shards))
+    alone = summed(shards, tmp_path / "sum")
+    (first,) = shards.glob("shard-1-of-3-*")
+    shutil.copytree(first, shards / first.name.replace("shard-1-of-3", second))
+    with pytest.raises(InputError, match="is none of 3 shards") if "7" in second else contextlib.nullcontext():
+        assert summed(shards, tmp_path / "again") == alone
+
+
+def test_shards_of_two_traces_are_refused(make_trace: MakeTrace, tmp_path: Path) -> None:
+    for number in range(2):
+        one = make_trace(*(make_batch(100, seed=10 * number + seed, known=KNOWN) for seed in range(4)))
+        write_shard(one, Shard(number, 2), str(tmp_path / "shards"))
+    with pytest.raises(MismatchError, match="shards of 2 countings"):
+        read_shards(str(tmp_path / "shards"))
 
 
 def test_shards_of_several_countings_are_refused(trace: Trace, tmp_path: Path) -> None:

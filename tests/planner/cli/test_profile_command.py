@@ -57,7 +57,7 @@ def test_the_screen_says_of_a_link_how_many_devices_share_it() -> None:
     lines = printed(describe("2x8", ["intra=400:2", "inter=6.25:5:8"]), 100).splitlines()
     assert [line for line in lines if line.startswith("link")] == [
         "link      intra: 400 GB/s, 2.00 us",
-        "link      inter: 6.25 GB/s, 5.00 us, shared by 8 devices of a node",
+        "link      inter: 6.25 GB/s, 5.00 us, 8 times as fast for a device alone",
     ]
 
 

@@ -95,7 +95,7 @@ def test_a_single_row_is_not_resampled_and_an_undefined_figure_has_no_interval()
 
 Levels = tuple[float, float]  # of a curve, over its middle
 LOOSE = (0.5, 2.0)
-TOLD = 8 + 16 + 8  # bytes of counts where tokens stay: samples, their lengths, the tokens before the layer
+TOLD = 8 + 8  # bytes of counts where tokens stay, of steps without samples: of samples, of tokens before the layer
 
 
 def curve(levels: Levels, work: Callable[..., Any]) -> Callable[..., Prediction]:

@@ -103,22 +103,60 @@ def naive(ids: Any, dispatch: str) -> dict[str, Any]:
 def test_ranks_tell_one_another_what_steps_are_split_and_samples_moved_by(
     make_trace: Any, make_profile: Any, passes: Any
 ) -> None:
-    """All-gathers of 30 us and 2e-9 s a byte: pairs of each expert; pairs and copies of each of two samples."""
+    """By a gather of a second a byte: pairs of each expert; pairs and copies of each of two samples; numbers."""
     trace, profile = make_trace(samples=8), make_profile("1x2", noise=0.0)
+
+    def gathered(port: Any) -> Prediction:
+        return Prediction(port, port, port, port > 0)
+
     twice = Placement.from_sets([[[0, 1, 2, 3, 4], [4, 5, 6, 7, 0]]] * 3, 8, ReplicaRule.QUOTA)
     still = np.tile(np.arange(8) % 2, (4, 1))
     for journey, moving, sizes in (
         (Journey("standard", replace(twice, replica_rule=ReplicaRule.EVEN)), False, []),
         (Journey("standard", twice), False, [4 * 8] * 3),
         (Journey("migrating", HALVES, moves=still), True, [8, 2 * 16, *[2 * 4 * (8 + 2)] * 3]),
+        (Journey("coherent", HALVES), False, [8, 2 * 16, 8, 8, 8]),
     ):
-        seconds = priced(scene_of(trace, "1x2", profile=profile, moving=moving, passes=passes), journey)
-        expected = sum(30e-6 + 2e-9 * size for size in sizes)
-        assert seconds.get("counts_s", np.zeros(2)) == pytest.approx([expected] * 2, rel=0.01)
-        parts = ("moe_s",) if passes else ("dispatch_s", "experts_s", "combine_s")
+        scene = scene_of(trace, "1x2", profile=profile, moving=moving, passes=passes)
+        scene = replace(scene, costs=replace(known(scene.costs), gather=[gathered]))
+        seconds, expected = priced(scene, journey), sum(sizes)
+        assert seconds.get("counts_s", np.zeros(2)) == pytest.approx([expected] * 2)
+        parts = ["moe_s"] if passes else ["dispatch_s", "experts_s", "combine_s"]
+        parts += ["kv_s", "home_s"] * (journey.dispatch_model == "coherent")
         assert seconds["step_s"] == pytest.approx(
             sum(seconds[name] for name in (*parts, "attention_s")) + expected, rel=0.001
         )
+
+
+def test_the_way_home_is_an_agreement_and_an_exchange_of_what_is_elsewhere(make_trace: Any) -> None:
+    """Of a round trip that takes the bytes of its ports and of its devices apart, on a link that two devices share."""
+    trace = make_trace(samples=8)
+    scene = scene_of(trace, Cluster.parse("2x2", ("intra=1:5", "inter=1:5:2")))
+
+    def half_trip(port: Any, most: Any) -> Prediction:
+        seconds = port + 1000 * most
+        return Prediction(seconds, seconds, seconds, port < 0)
+
+    costs = replace(known(scene.costs), exchange=[half_trip] * 2, onward=None, agreements=[(6.0, 9.0), (8.0, 10.0)])
+    journey = Journey("coherent", Placement.from_sets([[[0, 1], [2, 3], [4, 5], [6, 7]]] * 3, 8))
+    seconds = priced(replace(scene, costs=costs), journey)["home_s"]
+    start, end = np.repeat(np.arange(8) % 4, 10), tokens(trace)[:, 2, 0] // 2
+    for step in (0, 1):
+        at, to = (of[np.repeat(np.arange(8) // 4, 10) == step] for of in (end, start))
+        moved = np.zeros((4, 4), int)
+        np.add.at(moved, (at, to), 1)
+        kept, node = np.diag(moved).copy(), np.arange(4) // 2
+        np.fill_diagonal(moved, 0)
+        taken = []
+        for far in (False, True):
+            of_class = moved * ((node[:, None] != node) == far)
+            ports = np.stack([of_class.sum(1), of_class.sum(0)])
+            handled, busiest = (ports + kept * (not far)).max(), ports.max()
+            if far:
+                handled, busiest = handled - ports.max(), max(ports.max() / 2, ports.reshape(2, 2, 2).mean(2).max())
+                handled += busiest
+            taken.append(128 * (busiest + 1000 * handled))
+        assert seconds[step] == pytest.approx(max(taken) + 8 / 2)
 
 
 @pytest.mark.parametrize("shares", [None, [0.5, 0.25, 0.25]], ids=["equal", "unequal"])
