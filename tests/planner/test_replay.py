@@ -360,8 +360,8 @@ def test_gains_are_paired_by_round_and_held_against_today_run_twice() -> None:
 def replayed(**ours: Any) -> Replayed:
     """A replay of a plan beside today."""
     span = Span(0.01, 0.009, 0.011)
-    way = {"step": span, "exchange_s": 0.004, "experts_s": 0.005, "copies": 1234.0, "predicted": {}}
-    ways = Ran(name="today", gain=Span(0, 0, 0), **way), Ran(name="a.json", gain=span, **(way | ours))  # type: ignore[arg-type]
+    way: dict[str, Any] = {"step": span, "exchange_s": 0.004, "experts_s": 0.005, "copies": 1234.0, "predicted": {}}
+    ways = Ran(name="today", gain=Span(0, 0, 0), **way), Ran(name="a.json", **(way | {"gain": span} | ours))
     return Replayed(10, (0,), seen=True, backward=True, noise=0.001, ways=ways)
 
 
