@@ -96,7 +96,7 @@ def compile_rehoming(cluster: Cluster) -> float:
     """Compile what re-homes samples on such a cluster, or load it; the seconds that took, none without a compiler."""
     links = {kind: Link(1e-6, 1e-10) for kind in ("intra", "inter")[: 1 + (cluster.num_nodes > 1)]}
     small = cluster.at_most(3, 3)
-    small = replace(small, links=links | small.links)
+    small = replace(small, links={**links, **small.links})
     copies_ID = np.arange(4 * small.num_devices**2).reshape(-1, small.num_devices) % 7
     tokens_I = 1 + np.arange(len(copies_ID)) % 5
     attention = Attention(Law(0.0, 1e-6, 1e-9), tokens_I, tokens_I**2)
