@@ -72,9 +72,10 @@ class Ray:
         head = Path(os.environ.get("RAY_TMPDIR", gettempdir()), "ray", "ray_current_cluster")
         try:
             if "RAY_ADDRESS" not in os.environ and head.exists():  # also of one that was killed: Ray would wait for it
-                _connected(head.read_text().strip()).close()
+                with contextlib.suppress(ValueError):  # of a damaged file
+                    _connected(head.read_text().strip()).close()
             self._ray.init("auto", **QUIET_RAY)
-        except ConnectionError:  # none runs
+        except OSError:  # none runs
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to the network
             self._ray.init("local", include_dashboard=False, **QUIET_RAY)
 

@@ -18,7 +18,7 @@ from ..race import cpu_s
 from ..routing import markov
 from ..study import Row, Settings, Study
 from .flexmoe import COSTS
-from .scale import MOST_DEVICES, QUICK, USUAL, counted, peak_bytes, worker_numbers
+from .scale import EXPERTS, LAYERS, MOST_DEVICES, QUICK, TOP_K, USUAL, counted, peak_bytes, worker_numbers
 
 FULL = 1_000_000_000
 LIMIT_S = 40.0  # a curve of growth ends before the point that would take longer if it grew on as it did last
@@ -135,7 +135,7 @@ STUDIES = (
         instances=_tokens,
         rows=lambda tokens: counted(tokens, worker_numbers()[-1:]),
         note="Wall seconds of `trace count` by all workers: what a part holds is in memory, however many there are."
-        " DeepSeek-V3's shape: 58 layers x 256 experts, top-8."
+        f" DeepSeek-V3's shape: {LAYERS} layers x {EXPERTS} experts, top-{TOP_K}."
         " Seconds include the start of the workers. MB: resident memory of all processes together, at most.",
     ),
     Study(

@@ -71,5 +71,5 @@ def replay(
     if save and not as_json:
         print(f"wrote     {', '.join(str(beside(plan)) for plan in plans)}")
     if not done.gaining:
-        more = f"; --rounds {2 * rounds} shows smaller ones" if done.undecided else ""
+        more = f"; --rounds {2 * rounds} shows smaller ones" if done.undecided and 2 * rounds <= MOST_ROUNDS else ""
         raise NoBenefitError(f"no gain above the noise of {done.noise:.1%}{more}")

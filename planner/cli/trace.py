@@ -208,8 +208,11 @@ def count(
         print_json({"counts": output, "parts": len(parts), "by": keys})
         return
     what = "rows of counts" if counts else "tokens"
-    alone = f"; of these, those of {' and '.join(phase)} alone" if phase else ""
-    print(f"counted   {num_rows:,} {what} by {', '.join(keys) or 'layer only'}{alone}")
+    by = f"by {', '.join(keys) or 'layer only'}"
+    if phase:
+        print(f"read      {num_rows:,} {what}, counted those of {' and '.join(phase)} {by}")
+    else:
+        print(f"counted   {num_rows:,} {what} {by}")
     if chosen is None:
         print(f"wrote     {output}    next: moeplan solve --trace {output}")
     else:

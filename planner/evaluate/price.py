@@ -6,7 +6,7 @@ Whole layers follow one another, so that
 
 Where layers are cut into chunks, exchanges and experts overlap, and seconds add up by pass, no longer by part:
 
-    step_s = attention_s + kv_s + counts_s + moe_s + moe_backward_s + home_s                                    (2)
+    step_s = attention_s + kv_s + counts_s + moe_s + moe_backward_s + home_s + sums_s + moves_s                 (2)
 
 A contender whose layers are whole then has one chunk, so that all are priced alike.
 
@@ -156,7 +156,7 @@ def _around(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> d
     if ports.home is not None and costs.exchange and (each := model.copy_bytes):
         kept = ports.tokens[:, :1] - ports.home[:, :, :, 1].sum(axis=2)  # tokens are as many as they started here
         home = slowest(exchange_seconds(ports.home, each, costs.exchange, kept[:, :, None, None], shared=costs.shared))
-        agreement_s = max(costs.agreements_of("standard")) / 2  # of its own, which half a round trip has half of
+        agreement_s = max(costs.agreements_of("standard")) / 2  # the other half of its own: half a trip has one
         layers["home_s"] = scaled(1 / model.num_layers, later(home, agreement_s))
     return layers
 

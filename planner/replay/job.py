@@ -227,8 +227,9 @@ def _check_memory(prepared: "Prepared") -> None:
     slots = sum(int(one.journey.placement.slots.sum()) for one in stage.contenders)
     needed = slots * stage.scene.model.num_layers * each * (1 + prepared.work.backward)  # gradients are as large
     if needed > (memory := memory_bytes()):
+        what = "weights and gradients" if prepared.work.backward else "weights"
         raise UsageError(
-            f"weights of {needed / 1e9:,.1f} GB, of today and of each plan, for {memory / 1e9:,.1f} GB of memory here;"
+            f"{what} of {needed / 1e9:,.1f} GB, of today and of each plan, for {memory / 1e9:,.1f} GB of memory here;"
             " expected ranks on the machines of the cluster (torchrun or srun), or fewer plans at a time"
         )
 

@@ -132,7 +132,8 @@ def _of_blocks(cluster: Cluster, width: int) -> Cluster:
     """The cluster with blocks for devices; on one level of links where they are not inside nodes."""
     if cluster.devices_per_node % width:
         return Cluster(1, cluster.num_devices // width)
-    return cluster.at_most(cluster.num_nodes, cluster.devices_per_node // width)
+    links = {kind: replace(link, shared_by=1.0) for kind, link in cluster.links.items()}  # what matters is their ratio
+    return Cluster(cluster.num_nodes, cluster.devices_per_node // width, links)
 
 
 def _of_block(cluster: Cluster, width: int) -> Cluster:

@@ -35,7 +35,7 @@ def submit(search: "Search", several: Sequence[Components]) -> dict[Components, 
 
 
 def cancel(pending: Mapping[Components, Pending[Candidate]]) -> None:
-    """Forget what this thread has read, and cancel what workers have not begun."""
+    """Forget what this thread has read, and cancel the rest; on Ray what runs ends, too."""
     _of_thread.own = None
     for candidate in pending.values():
         candidate.future.cancel()
