@@ -4,10 +4,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moeplan.errors import CertificationError, MismatchError
 from moeplan.planner.certify import Certificate, certifiable_profile, certifiable_trace, certify
+from moeplan.traces.schema import PHASES
 from tests.planner.makers import assert_refused, edited, parsed, planned, rewritten
 
 HELD = "evaluation.held_out.contenders"
@@ -43,6 +45,23 @@ def test_every_figure_of_a_fresh_plan_is_recomputed(make_trace: Any, changes: An
         forged = edited(plan, "outcome.placement", lambda x: x | unbounded)
         forged = edited(forged, "outcome.placement.objective.value", lambda x: x * 1.001)
         assert_refused(forged, trace.path, words="objective: the plan says")
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_hidden_vectors_go_home_where_steps_are_of_whole_samples(
+    make_trace: Any, make_profile: Any, tmp_path: Path, phase: str
+) -> None:
+    def phased(batch: Any) -> dict[str, Any]:
+        return {"phase": np.full(len(batch), PHASES.index(phase), np.int8)}
+
+    trace, profile = rewritten(make_trace(samples=80, tokens=40), tmp_path / "trace", phased), make_profile("1x4")
+    size: dict[str, Any] = {"concurrency": 8} if phase == "decode" else {"samples_per_step": 8}
+    plan = planned(trace, cluster="1x4", dispatch_model="coherent", profile=profile, **size)
+    certify(plan, trace.path, profile)
+    coherent = [one for one in plan.evaluation.fit.contenders if one.dispatch_model == "coherent"]
+    assert coherent
+    assert all(("home_s" in one.metrics) == (phase == "prefill") for one in coherent)
+    assert all("counts_s" in one.metrics for one in coherent)
 
 
 @pytest.mark.parametrize(
