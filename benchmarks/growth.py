@@ -51,13 +51,14 @@ def curves(result: Result) -> list[Curve]:
 
 
 def draw(result: Result, path: Path) -> None:
-    """Write the picture as SVG, a panel an axis, if there are curves; the same figures give the same bytes."""
+    """Write the picture as SVG, a panel an axis, or remove it without curves; the same figures give the same bytes."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     lines = curves(result)
     axes = list(dict.fromkeys(line.axis for line in lines))
     if not axes:
+        path.unlink(missing_ok=True)
         return
     methods = list(dict.fromkeys(line.method for line in lines))
     together = len(methods) <= len(STYLES)  # one legend for all panels, else one each
