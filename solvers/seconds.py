@@ -138,7 +138,7 @@ def attention_seconds(tokens: Ints, contexts: Ints, curve: Curve3, calls: Ints |
 
 
 def gather_seconds(
-    tokens: Ints, kv_bytes: float, devices_per_node: int, classes: Sequence[str], curves: Sequence[Curve]
+    tokens: NDArray[np.number], kv_bytes: float, devices_per_node: int, classes: Sequence[str], curves: Sequence[Curve]
 ) -> list[Prediction]:
     """Seconds of gathering K and V of all tokens on every device, in each link class, `[B, L]` each.
 

@@ -162,16 +162,15 @@ def _around(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> d
 
 
 def _told(num_bytes: Sequence[float], num_steps: int, cluster: Cluster, gather: Sequence[Curve]) -> Prediction:
-    """Seconds of all-gathers of so many bytes of each device, in every step, `[B, calls]`.
+    """Seconds of all-gathers of so many bytes of each device, the same in every step, `[B, calls]`.
 
-    The smallest that were measured are as small as these, so that none is extrapolated.
+    None is said to be extrapolated: most are smaller than what was measured, and take as long as the smallest.
     """
-    peers = {"intra": cluster.devices_per_node - 1, "inter": cluster.num_devices - cluster.devices_per_node}
-    bytes_BN = np.tile(num_bytes, (num_steps, 1))
-    seconds = slowest(
-        [curve(bytes_BN * peers[link]) for link, curve in zip(link_classes(cluster), gather, strict=True)]
-    )
-    return replace(seconds, extrapolated=np.zeros(bytes_BN.shape, np.bool_))
+    bytes_1ND = np.broadcast_to(np.array(num_bytes)[:, None], (1, len(num_bytes), cluster.num_devices))
+    one = slowest(gather_seconds(bytes_1ND, 1.0, cluster.devices_per_node, link_classes(cluster), gather))
+    shape = (num_steps, len(num_bytes))
+    seconds, low, high = (np.broadcast_to(level, shape) for level in (one.seconds, one.low, one.high))
+    return Prediction(seconds, low, high, np.zeros(shape, np.bool_))
 
 
 def _told_bytes(tally: Tally, journey: Journey, scene: Scene) -> list[float]:
