@@ -12,7 +12,7 @@ from ..evaluate.cohort import Cohort
 from ..evaluate.costs import ENCODING, CostModel
 from ..evaluate.evaluate import MATTERS
 from ..evaluate.journey import Journey, passes_of, today
-from ..evaluate.metrics import ATTENTION, DROPPED, figures_of, is_timed
+from ..evaluate.metrics import ATTENTION, COUNTS, DROPPED, HOME, figures_of, is_timed
 from ..evaluate.price import STEP, price
 from ..evaluate.scene import Scene
 from ..evaluate.sums import Context
@@ -133,7 +133,7 @@ def _check_verdict(plan: Plan, usual: str, at_least: float) -> None:
 
 #: Seconds that steps have or not by what an empty one does not tell, and the recount does: counts where steps are split
 #: by them, a way home where steps are not of single tokens
-BY_STEPS = {"standard": {"counts_s"}, "coherent": {"home_s"}, "migrating": set[str]()}
+BY_STEPS = {"standard": {COUNTS}, "coherent": {HOME}, "migrating": set[str]()}
 
 
 def _check_seconds(plan: Plan) -> None:

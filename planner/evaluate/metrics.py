@@ -41,6 +41,8 @@ EXPERTS: Final = "experts_s"
 COMBINE: Final = "combine_s"
 EXCHANGE: Final = "exchange_s"
 AROUND: Final = "attention_exchange_s"
+COUNTS: Final = "counts_s"
+HOME: Final = "home_s"
 TimedMetric = Literal["step_s", "experts_s"]
 Currency = TimedMetric | Literal["balance"]  # what candidates of any kind are compared by
 
@@ -292,7 +294,7 @@ ROWS = (
     _timed(KV, "K/V", "seconds per step: gathering K and V on every device"),
     _timed("kv_intra_s", "K/V intra", "of kv_s, what crosses inside nodes"),
     _timed("kv_inter_s", "K/V inter", "of kv_s, what crosses between nodes"),
-    _timed("counts_s", "counts", "seconds per step: telling all devices what each holds, before a layer"),
+    _timed(COUNTS, "counts", "seconds per step: telling all devices what each holds, before a layer"),
     _timed(DISPATCH, "dispatch", "seconds per step: the busiest port's dispatch"),
     _timed("dispatch_intra_s", "dispatch intra", "of dispatch_s, what crosses inside nodes"),
     _timed("dispatch_inter_s", "dispatch inter", "of dispatch_s, what crosses between nodes"),
@@ -303,7 +305,7 @@ ROWS = (
     _timed(EXCHANGE, "exchange", "seconds per step: dispatch and combine together",
         _seconds(DISPATCH, COMBINE), headline=2),
     _timed(AROUND, "attention + exchange", "seconds per step: attention, dispatch and combine together", _around),
-    _timed("home_s", "way home", "seconds per step: hidden vectors on their way home after the last layer"),
+    _timed(HOME, "way home", "seconds per step: hidden vectors on their way home after the last layer"),
     _timed("sums_s", "gradient sums", "seconds per step: summing the gradients of replicas, and sending weights"),
     _timed("moves_s", "moves", "seconds per step: experts that change their owner, with their optimizer state"),
     _timed("moe_s", "MoE", "seconds per step: the forward pass of MoE layers whose exchanges and experts overlap",

@@ -210,7 +210,8 @@ class _Travel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, trip: Trip, x_TM: Tensor, weight_TK: Tensor, *_parameters: Tensor) -> Tensor:
         ctx.trip = trip
-        return trip.forward(x_TM, weight_TK)
+        # What arrived may be held by the exchange's own thread for a while yet; the graph must not be held with it.
+        return trip.forward(x_TM, weight_TK).detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -328,6 +328,7 @@ def test_what_cannot_be_done_is_refused_in_a_line(two: list[dict[str, Any]]) -> 
     words = {
         "cast": "UsageError: tokens of torch.bfloat16 for experts of torch.float32; give both one type, or run",
         "kept": "UsageError: experts moved between a forward and its backward pass",
+        "let go": "accepted",
         "nobody": "UsageError: AdamW took two steps and holds none of the experts' parameters",
         "Adafactor": "UsageError: rank 0: experts cannot change owners under Adafactor",
         "Lamb": "UsageError: rank 0: experts cannot change owners under Lamb",
