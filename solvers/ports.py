@@ -6,13 +6,13 @@ tokens those that join devices (`link_classes`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..profilers.cluster import Cluster
-from .arrays import Bools, Ints
+from .arrays import Bools, Floats, Ints
 
 LinkClass = Literal["intra", "inter"]
 DispatchModel = Literal["standard", "coherent", "migrating"]  # how tokens travel between layers
@@ -23,6 +23,14 @@ def link_classes(cluster: Cluster) -> tuple[LinkClass, ...]:
     """The link classes that join the devices of a cluster, "intra" before "inter"."""
     inside: tuple[LinkClass, ...] = ("intra",) if cluster.devices_per_node > 1 else ()
     return (*inside, "inter") if cluster.num_nodes > 1 else inside
+
+
+class Busiest(NamedTuple):
+    """What decides how long an exchange takes in each link class, `[..., C]`."""
+
+    port: NDArray[Any]  #: Copies through the port that is busiest
+    beside: NDArray[Any]  #: Those that devices send themselves beside it
+    even: Floats  #: The mean port's part of the busiest one's copies; 1 where none has any
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +46,8 @@ class Sharing:
         link = cluster.links.get("inter") if cluster.num_nodes > 1 else None
         return cls(cluster.devices_per_node, 1.0 if link is None else link.shared_by)
 
-    def busiest(self, copies: NDArray[np.number], kept: Ints | int = 0) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Copies through the port that decides how long each link class takes, and those kept beside them, `[..., C]`.
+    def busiest(self, copies: NDArray[np.number], kept: Ints | int = 0) -> Busiest:
+        """What decides how long each link class takes.
 
         Parameters
         ----------
@@ -64,11 +72,12 @@ class Sharing:
         port_C: NDArray[Any] = copies.max(axis=(-2, -1))
         own_C11 = np.arange(copies.shape[-3])[:, None, None] == 0
         beside_C: NDArray[Any] = (copies + kept * own_C11).max(axis=(-2, -1)) - port_C  # (2)
-        if self.shared_by == 1:
-            return port_C, beside_C
-        far_2NG = copies[..., -1, :, :].reshape(*copies.shape[:-3], copies.shape[-2], -1, self.devices_per_node)
-        far = np.maximum(port_C[..., -1] / self.shared_by, far_2NG.mean(axis=-1).max(axis=(-2, -1)))  # (1)
-        return np.concatenate([port_C[..., :-1], far[..., None]], axis=-1), beside_C
+        if self.shared_by != 1:
+            far_2NG = copies[..., -1, :, :].reshape(*copies.shape[:-3], copies.shape[-2], -1, self.devices_per_node)
+            far = np.maximum(port_C[..., -1] / self.shared_by, far_2NG.mean(axis=-1).max(axis=(-2, -1)))  # (1)
+            port_C = np.concatenate([port_C[..., :-1], far[..., None]], axis=-1)
+        mean_C = copies.mean(axis=(-2, -1))
+        return Busiest(port_C, beside_C, np.divide(mean_C, port_C, out=np.ones_like(mean_C), where=port_C > 0))
 
 
 ALONE = Sharing()

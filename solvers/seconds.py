@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..profilers.fits.fit import Prediction
 from .arrays import Bools, Floats, Ints
-from .ports import ALONE, Sharing
+from .ports import ALONE, Busiest, Sharing
 
 Curve = Callable[[Floats], Prediction]  # bytes through the busiest port in one direction -> seconds
 Curve2 = Callable[[Floats, Floats], Prediction]
@@ -30,7 +30,7 @@ Curve3 = Callable[[Floats, Floats, Floats], Prediction]
 def exchange_seconds(
     copies: NDArray[np.number],
     copy_bytes: float,
-    curves: Sequence[Curve2],
+    curves: Sequence[Curve3],
     kept: Ints | int = 0,
     *,
     shared: Sharing = ALONE,
@@ -44,29 +44,34 @@ def exchange_seconds(
     copy_bytes
         Of a hidden vector.
     curves
-        Of the all-to-all over bytes through the busiest port, and bytes of the busiest device, kept ones included; one
-        a link class.
+        Of the all-to-all over bytes through the busiest port, bytes of the busiest device, kept ones included, and the
+        mean port's part of the busiest one's; one a link class.
     kept
-        Hidden vectors that each device sends itself, `[B, L, 1, 1, D]`; of the busiest device of each class alone, as
-        chunks have it, `[B, L, C or 1, 1, 1]` beside copies `[B, L, C, 1, 1]`.
+        Hidden vectors that each device sends itself, `[B, L, 1, 1, D]`.
     shared
-        How devices of a node share its link, by which n_c below is found; of busiest ports alone, they do not.
+        How devices of a node share its link, by which n_c below is found.
 
     Notes
     -----
     The classes work side by side, and the busiest port of each decides. The three dispatch models differ only in where
     a combine's copies go (`ports.combined_at`): to the old home, to the first expert's device, or to the next home.
 
-        t = max_c t_c,        t_c = curve_c(b n_c, b (n_c + max_{d, direction} (n_cd + k_cd) - max_{d, direction} n_cd))
+        t = max_c t_c,        t_c = curve_c(b n_c, b (n_c + max_{d, direction} (n_cd + k_cd) - max_{d, direction} n_cd),
+                                            mean_{d, direction} n_cd / n_c)
         n_c = max_{d, direction} n_cd, or where devices of a node share its link `Sharing.busiest`               (2)
 
     with n the copies and b the bytes of each. What a device sends itself counts once: k_cd is that of device d for the
     first class, which joins the devices of a node where it has several, 0 for another. A class without n and k takes no
     time.
     """
-    port_BLC, beside_BLC = shared.busiest(copies, kept)
-    ports_BLC, most_BLC = (copy_bytes * n.astype(np.float64) for n in (port_BLC, port_BLC + beside_BLC))
-    found = [curve(ports_BLC[..., c], most_BLC[..., c]) for c, curve in enumerate(curves)]
+    return port_seconds(shared.busiest(copies, kept), copy_bytes, curves)
+
+
+def port_seconds(busiest: Busiest, copy_bytes: float, curves: Sequence[Curve3]) -> list[Prediction]:
+    """Seconds of an exchange in each link class, `[B, L]` each, of what decides them, `[B, L, C]`, as (2)."""
+    port_BLC, most_BLC = (copy_bytes * n.astype(np.float64) for n in (busiest.port, busiest.port + busiest.beside))
+    even_BLC = np.broadcast_to(busiest.even, port_BLC.shape)
+    found = [curve(port_BLC[..., c], most_BLC[..., c], even_BLC[..., c]) for c, curve in enumerate(curves)]
     return [only_where(most_BLC[..., c] > 0, seconds) for c, seconds in enumerate(found)]
 
 
@@ -178,6 +183,11 @@ def total(parts: Sequence[Prediction]) -> Prediction:
 def step_seconds(layers: Prediction, num_layers: int) -> Prediction:
     """The sum over the layers `[B]` of seconds `[B, L]`, or `[B, 1]` where all layers take the same."""
     return _reduced(layers, lambda x: x.mean(axis=1) * num_layers)
+
+
+def scaled(factor: float | NDArray[Any], part: Prediction) -> Prediction:
+    """A prediction, `[B, L]`, times a factor: a number, or one each."""
+    return Prediction(factor * part.seconds, factor * part.low, factor * part.high, part.extrapolated)
 
 
 def no_seconds(shape: tuple[int, ...]) -> Prediction:

@@ -174,8 +174,8 @@ class Predictor:
         group = self.cluster.devices_per_node
         node_2D = np.repeat(rows_C2D[-1].reshape(2, -1, group).sum(axis=2), group, axis=1)
         by_class = {
-            "intra": (rows_C2D[0], lambda port, _most: self.profile.intra_s(port)),
-            "inter": (node_2D, lambda port, _most: self.profile.inter_s(port)),
+            "intra": (rows_C2D[0], lambda port, *_: self.profile.intra_s(port)),
+            "inter": (node_2D, lambda port, *_: self.profile.inter_s(port)),
         }
         ports, curves = zip(*(by_class[name] for name in link_classes(self.cluster)), strict=True)
         return float(slowest(exchange_seconds(np.array(ports)[None, None], 4 * width, curves)).seconds[0, 0])

@@ -33,15 +33,16 @@ from ...runtime.decisions import SHARE_DIGITS, DispatchModel, PipelineDecision, 
 from ...runtime.wire import Wire, copy_bytes
 from ...solvers.arrays import Floats, Ints
 from ...solvers.pipemoe.seconds import chunk_seconds, layer_seconds
-from ...solvers.ports import link_classes
+from ...solvers.ports import Busiest, link_classes
 from ...solvers.seconds import (
     Curve,
-    Curve2,
+    Curve3,
     encoded_rows,
-    exchange_seconds,
     expert_seconds,
     no_seconds,
     only_where,
+    port_seconds,
+    scaled,
     slowest,
     total,
 )
@@ -52,8 +53,7 @@ from .tally import Tally
 SLACK = 1e-9  # a share that is 1 / r but for rounding takes no row more
 Stages = tuple[Prediction, Prediction, Prediction]
 Work = list[Ints]  # of each chunk
-#: Of each chunk: copies through the busiest port, those that devices keep beside it, rows encoded and decoded
-Rows = list[tuple[Ints, Ints, Ints]]
+Rows = list[tuple[Busiest, Ints]]  # of each chunk: what decides how long it takes, and rows encoded and decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,17 +260,18 @@ class Pipeline:
         if self.capacity_factor is None:
             exchanges = list[Rows]()
             for copies, kept in ports.exchanges():
-                port, beside = self.scene.costs.shared.busiest(copies, kept)
+                busiest = self.scene.costs.shared.busiest(copies, kept)
                 rows = encoded_rows(copies, kept) if self.wire else np.zeros(copies.shape[:2], np.int64)
-                parts = cut.parts(port[..., None, None]), cut.parts(beside[..., None, None]), cut.parts(rows)
-                exchanges.append([*zip(*parts, strict=True)])
+                parts = zip(cut.parts(busiest.port), cut.parts(busiest.beside), cut.parts(rows), strict=True)
+                exchanges.append([(Busiest(port, beside, busiest.even), rows) for port, beside, rows in parts])
             return exchanges[0], cut.parts(self.tally.loads, cut.calls), exchanges[1]
         peers = {"intra": group - 1, "inter": len(slots_D) - group}
         slots_C = slots_D[0] * np.array([peers[link] for link in link_classes(self.scene.cluster)])
         filled = cut.padded_sizes(capacity(self.tally, self.scene.model, self.capacity_factor))
-        each = [one[:, :, None, None, None] for one in filled]
-        whole = [one * slots_D.sum() for one in filled]
-        padded = [(one * slots_C[:, None, None], one * slots_D[0], rows) for one, rows in zip(each, whole, strict=True)]
+        padded = [
+            (Busiest(one[..., None] * slots_C, one[..., None] * slots_D[0], np.ones(1)), one * slots_D.sum())
+            for one in filled
+        ]
         pairs = [(one // cut.calls)[:, :, None] * slots_D * len(slots_D) for one in filled]
         return padded, pairs, padded
 
@@ -328,28 +329,23 @@ def _fit(forward: Sequence[float], backward: Sequence[float]) -> bool:
     return all(boundaries(one) == boundaries([1 / len(one)] * len(one)) for one in (forward, backward))
 
 
-def _agreed(curve: Curve2, agreement_s: float) -> Curve2:
+def _agreed(curve: Curve3, agreement_s: float) -> Curve3:
     """The curve of an exchange whose counts are known: half of a round trip less half of the agreement in it."""
-    return lambda port, most: later(curve(port, most), -agreement_s / 2)
+    return lambda *sizes: later(curve(*sizes), -agreement_s / 2)
 
 
 def _exchanged(
-    chunk: tuple[Ints, Ints, Ints], copy_bytes: float, curves: Sequence[Curve2], encoding: Curve | None
+    chunk: tuple[Busiest, Ints], copy_bytes: float, curves: Sequence[Curve3], encoding: Curve | None
 ) -> list[Prediction]:
     """Seconds of one exchange of a chunk in each link class, `[B, L]` each."""
-    copies, kept, rows = chunk
-    return with_encoding(exchange_seconds(copies, copy_bytes, curves, kept), rows.astype(np.float64), encoding)
+    busiest, rows = chunk
+    return with_encoding(port_seconds(busiest, copy_bytes, curves), rows.astype(np.float64), encoding)
 
 
 def later(part: Prediction, seconds: float) -> Prediction:
     """A prediction, `[B, L]`, so many seconds longer; none is below 0."""
     low, middle, high = (np.maximum(level + seconds, 0.0) for level in (part.low, part.seconds, part.high))
     return Prediction(middle, low, high, part.extrapolated)
-
-
-def scaled(factor: float | NDArray[Any], part: Prediction) -> Prediction:
-    """A prediction, `[B, L]`, times a factor: a number, or one a layer `[L]`."""
-    return Prediction(factor * part.seconds, factor * part.low, factor * part.high, part.extrapolated)
 
 
 def _each(how: Callable[..., NDArray[Any]], *parts: Prediction) -> Prediction:

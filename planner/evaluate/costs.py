@@ -41,9 +41,10 @@ class CostModel:
     """Cost curves of a model's parts, from a profile and a cluster's links. None: no curve is known."""
 
     #: exchange, gather: of an all-to-all and an all-gather over bytes through the busiest port, one curve a link class;
-    #: an exchange also over the bytes of the busiest device with those it sends itself (`exchange_seconds`)
-    exchange: Sequence[Curve2] | None = None
-    onward: Sequence[Curve2] | None = None  #: Of exchanges after which tokens live elsewhere; None: as `exchange`
+    #: an exchange also over the bytes of the busiest device with those it sends itself, and how even it is
+    #: (`exchange_seconds`)
+    exchange: Sequence[Curve3] | None = None
+    onward: Sequence[Curve3] | None = None  #: Of exchanges after which tokens live elsewhere; None: as `exchange`
     #: Seconds of agreeing on counts in a round trip, of `exchange` and of `onward` in each link class, once a layer,
     #: whatever its chunks. 0 where round trips have none, or no all-to-all was measured; None: 0 in every class
     agreements: Sequence[tuple[float, float]] | None = None
@@ -61,7 +62,7 @@ class CostModel:
     other_dtype: tuple[str, ...] = ()
     noisy: tuple[str, ...] = ()
 
-    def exchanges(self, dispatch_model: DispatchModel) -> Sequence[Curve2] | None:
+    def exchanges(self, dispatch_model: DispatchModel) -> Sequence[Curve3] | None:
         """The curves of a dispatch model's exchanges."""
         return (None if dispatch_model == "standard" else self.onward) or self.exchange
 
@@ -150,14 +151,14 @@ class _Part:
 def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster: Cluster, model: ModelSpec) -> _Part:
     """Curves of a collective, one a link class, of the first case that is there.
 
-    Of the exchange ("dispatch") over bytes through the busiest port and of the busiest device, of the all-gather ("kv")
+    Of the exchange ("dispatch") over the sizes of `exchange_seconds`, of the all-gather ("kv")
     over the former alone. `onward` where exchanges after which tokens live elsewhere were measured.
     """
     size = model.attention.kv_size if part == "kv" else model.hidden_size
     if not (size and model.dtype_bytes):
         name = "kv_size" if part == "kv" else "hidden_size"
         return _Part(missing=f"the model's {name} or dtype is not known; {SAY}")
-    curves, onward, sources, noisy = list[Curve | Curve2](), list[Curve | Curve2](), dict[str, str](), False
+    curves, onward, sources, noisy = list[Curve | Curve3](), list[Curve | Curve3](), dict[str, str](), False
     moving, agreements = False, list[tuple[float, float]]()
     for link in link_classes(cluster):
         ranks = cluster.devices_per_node if link == "intra" else cluster.num_devices

@@ -33,11 +33,12 @@ from ...solvers.seconds import (
     expert_seconds,
     gather_seconds,
     no_seconds,
+    scaled,
     slowest,
     step_seconds,
     total,
 )
-from .chunks import Cut, Cuts, Pipeline, by_class, later, scaled, with_encoding
+from .chunks import Cut, Cuts, Pipeline, by_class, later, with_encoding
 from .costs import CostModel
 from .journey import Journey
 from .rebalancing import Held

@@ -6,20 +6,20 @@ Legend: N nodes; P ranks of a collective.
 import numpy as np
 
 from ...errors import InputError
-from ...profilers.cases.routed_exchange import busiest_node
+from ...profilers.cases.routed_exchange import node_shares
 from ...profilers.cluster import Cluster
 from ...profilers.fits.fit import Prediction
 from ...profilers.predictor import predicted
 from ...profilers.series import Series
 from ...solvers.arrays import Floats
 from ...solvers.ports import LinkClass
-from ...solvers.seconds import Curve, Curve2
+from ...solvers.seconds import Curve, Curve3, only_where, scaled, total
 
 COUNT_BYTES = 8  # of an int64
 
 
-def half_trip(series: Series, places: int, shared_by: float, moves: int = 0) -> Curve2:
-    """Half of a dispatch and a combine, over bytes of the busiest port and bytes of the busiest device, `[B, L]` each.
+def half_trip(series: Series, places: int, shared_by: float, moves: int = 0) -> Curve3:
+    """Half of a dispatch and a combine, over bytes of the busiest port and of the busiest device, and how even it is.
 
     Parameters
     ----------
@@ -29,40 +29,56 @@ def half_trip(series: Series, places: int, shared_by: float, moves: int = 0) -> 
         As `Sharing` has it: how many times as fast a device is alone.
     moves
         1 where tokens live elsewhere afterwards.
+
+    Notes
+    -----
+    Measured were exchanges whose mean port has a part e of the busiest port's bytes, and even ones. One whose mean port
+    has a part x takes, with w = (x - e) / (1 - e) limited to 0 to 1,
+
+        (1 - w) t_e + w t_1                                                                                     (1)
+
+    As earlier versions measured it, t_e.
     """
     assert series.fit is not None
-    if "kept" not in series.fit.axes:
+    axes = series.fit.axes
+    if "kept" not in axes:
         raise InputError(
             f"the profile's {series.key} does not tell how much ranks keep, as earlier versions measured it;"
             " measure again: moeplan profile"
         )
-    share = _measured_share(series.ranks, places, shared_by)
+    shares, mean = _measured(series.ranks, places, shared_by)
 
-    def curve(port: Floats, most: Floats) -> Prediction:
+    def curve(port: Floats, most: Floats, even: Floats) -> Prediction:
         """Seconds of one way, `[B, L]`."""
-        sent = port * share
-        return _one_way(series, moves, sent, np.maximum(sent + most - port, 1.0))
+        uneven, evened = (_one_way(series, moves, port * share, most - port, kind) for kind, share in enumerate(shares))
+        if "even" not in axes:
+            return uneven
+        part = np.clip((even - mean) / (1 - mean), 0.0, 1.0)
+        ends = (1 - part, uneven), (part, evened)
+        return total([scaled(weight, only_where(weight > 0, end)) for weight, end in ends])  # (1)
 
     return curve
 
 
-def _measured_share(ranks: int, places: int, shared_by: float) -> float:
-    """Bytes that the busiest rank of P sent in what was measured, for each byte that decides its time.
+def _measured(ranks: int, places: int, shared_by: float) -> tuple[tuple[float, float], float]:
+    """Bytes that the busiest rank of P sent in uneven and in even exchanges, for each byte that decides their time.
 
-    Of the P - 1 other ranks P - P / N are on other nodes: so much of a port's bytes crosses between nodes. Where a
-    device alone is f times as fast, what was measured counts by the larger of a port's part 1 / f, and the mean part of
-    a device of the busiest node (`Sharing.busiest`).
+    And the mean port's bytes in uneven ones. Of the P - 1 other ranks P - P / N are on other nodes: so much of a port's
+    bytes crosses between nodes. Where a device alone is f times as fast, what was measured counts by the larger of a
+    port's part 1 / f, and the mean part of a device of the busiest node (`Sharing.busiest`).
     """
-    share = (ranks - 1) / (ranks - ranks / places)
-    return share if shared_by == 1 else 1 / max(1 / (shared_by * share), busiest_node(ranks, places))
+    share, (busiest, mean) = (ranks - 1) / (ranks - ranks / places), node_shares(ranks, places)
+    uneven = share if shared_by == 1 else 1 / max(1 / (shared_by * share), busiest)
+    return (uneven, share), mean * uneven
 
 
-def _one_way(series: Series, moves: int, sent: Floats, handled: Floats) -> Prediction:
-    """Half of a round trip whose busiest rank sends and handles so many bytes, `[B, L]` each.
+def _one_way(series: Series, moves: int, sent: Floats, beside: Floats, even: int) -> Prediction:
+    """Half of a round trip whose busiest rank sends so many bytes and keeps so many beside, `[B, L]` each.
 
     Notes
     -----
-    With s bytes sent, h handled and k = 1 - s / h limited to the parts measured, an exchange is timed that sends s:
+    With s bytes sent, h handled in all, one at least, and k = 1 - s / h limited to the parts measured, an exchange is
+    timed that sends s:
 
         t = t(s / (1 - k), k)                                                                                   (1)
 
@@ -71,14 +87,15 @@ def _one_way(series: Series, moves: int, sent: Floats, handled: Floats) -> Predi
     largest part, taken on to 1 - s / h, but no less than (1) and no more than t(h, K), which sends too much.
     """
     assert series.fit is not None
+    handled = np.maximum(sent + beside, 1.0)
     least, largest = series.fit.measured["kept"]
     kept = 100 * (1 - sent / handled)
     within = np.clip(kept, least, largest)
     beyond = np.maximum(kept - largest, 0) / max(largest - least, 1)
-    sends = _trip(series, moves, sent / (1 - within / 100), within)
+    sends = _trip(series, moves, sent / (1 - within / 100), within, even)
     if not beyond.any():
         return Prediction(sends.seconds / 2, sends.low / 2, sends.high / 2, sends.extrapolated)
-    ends = _trip(series, moves, handled, least), _trip(series, moves, handled, largest)
+    ends = _trip(series, moves, handled, least, even), _trip(series, moves, handled, largest, even)
     levels = {}
     for name in ("seconds", "low", "high"):
         floor, fewer, more = (getattr(one, name) for one in (sends, *ends))
@@ -87,9 +104,11 @@ def _one_way(series: Series, moves: int, sent: Floats, handled: Floats) -> Predi
     return Prediction(**levels, extrapolated=sends.extrapolated | over)
 
 
-def _trip(series: Series, moves: int, handled: Floats, kept: Floats | float) -> Prediction:
+def _trip(series: Series, moves: int, handled: Floats, kept: Floats | float, even: int) -> Prediction:
     """A round trip of which the busiest rank handles so many bytes and keeps so many percent of them."""
-    return predicted(series, {"bytes": np.maximum(handled, 1.0), "moves": float(moves), "kept": kept})
+    size: dict[str, Floats | float] = {"bytes": np.maximum(handled, 1.0), "kept": kept, "moves": moves, "even": even}
+    assert series.fit is not None
+    return predicted(series, {axis: size[axis] for axis in series.fit.axes})
 
 
 def agreement_seconds(even: Series | None) -> tuple[float, float]:
@@ -103,9 +122,9 @@ def agreement_seconds(even: Series | None) -> tuple[float, float]:
     return float(of_copies), float(of_copies + of_sums)
 
 
-def by_port(curve: Curve) -> Curve2:
-    """A curve over bytes through a port `[B, L]`, whatever bytes devices send themselves, the second argument."""
-    return lambda port, _most: curve(port)
+def by_port(curve: Curve) -> Curve3:
+    """A curve over bytes through the busiest port `[B, L]`, whatever devices send themselves and the others send."""
+    return lambda port, _most, _even: curve(port)
 
 
 def of_buffers(series: Series, places: int) -> Curve:

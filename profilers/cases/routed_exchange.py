@@ -50,8 +50,9 @@ class RoutedExchange(Collective):
 
     Notes
     -----
-    Ranks send to each other in proportion to the popularities of `routing`, and each keeps `kept` percent of what it
-    sends or receives. Copying that costs a CPU as much as sending it. Of `bytes` that the busiest rank sends or
+    Ranks send to each other in proportion to the popularities of `routing`, or all as much (`even` 1), and each keeps
+    `kept` percent of what it sends or receives. Even exchanges take longer though the busiest rank sends no more: all
+    ports are as busy at once. Copying that costs a CPU as much as sending it. Of `bytes` that the busiest rank sends or
     receives, ids and gate weights beside hidden vectors not counted, the rest goes through its port:
 
         work = 2 bytes (1 - kept / 100),        busbw = work / t                                                (1)
@@ -73,7 +74,7 @@ class RoutedExchange(Collective):
         """Tokens that tell rank and number; which copies go where is seeded by the rank."""
         import torch
 
-        count_DD = copies_DD(size["bytes"], size["kept"], world.size)
+        count_DD = copies_DD(size["bytes"], size["kept"], world.size, even=bool(size["even"]))
         count_D = count_DD[world.rank]
         tokens, received, on = _num_tokens(count_D), int(count_DD[:, world.rank].sum()), world.device
         return Trip(
@@ -139,28 +140,35 @@ class RoutedExchange(Collective):
 
 
 def ways(num_ranks: int) -> Sequence[Size]:
-    """Tokens that return or move on, and percent that ranks keep: of even copies, or half of the others more."""
+    """Tokens that return or move on, and percent that ranks keep: of even copies, or half of the others more.
+
+    Of tokens that return also even exchanges.
+    """
     even = 100 // num_ranks
-    return [{"moves": moves, "kept": kept} for kept in ((100 + even) // 2, even) for moves in (0, 1)]
+    kinds = [{"moves": moves, "kept": kept, "even": 0} for kept in ((100 + even) // 2, even) for moves in (0, 1)]
+    return [*kinds, {"moves": 0, "kept": even, "even": 1}]
 
 
-def busiest_node(num_ranks: int, num_nodes: int) -> float:
-    """Mean bytes between nodes of a rank of the busiest node, over those of the busiest rank to all others.
+def node_shares(num_ranks: int, num_nodes: int) -> tuple[float, float]:
+    """Mean bytes between nodes of a rank of the busiest node, and of any, over the busiest rank's to all others.
 
     Notes
     -----
     With p_n the popularity of a node's ranks, G of them, each of which sends n p_d to d, of copies as (1) of
     `copies_DD` has them
 
-        max over n of max((D / G - 1) p_n, 1 - p_n) / max over d of q_d
+        max over n of max((D / G - 1) p_n, 1 - p_n) / max over d of q_d,    (1 - G / D) / max over d of q_d
     """
     share_D = popularity_DE(num_ranks, EXPERTS).sum(axis=1)
     share_N = share_D.reshape(num_nodes, -1).sum(axis=1)
     node_N = np.maximum((num_nodes - 1) * share_N, 1 - share_N)
-    return float(node_N.max() / np.maximum((num_ranks - 1) * share_D, 1 - share_D).max())
+    port = np.maximum((num_ranks - 1) * share_D, 1 - share_D).max()
+    return float(node_N.max() / port), float((1 - 1 / num_nodes) / port)
 
 
-def copies_DD(num_bytes: int, kept: int, num_ranks: int) -> NDArray[np.int64]:  # noqa: N802  the shape
+def copies_DD(  # noqa: N802  the shape
+    num_bytes: int, kept: int, num_ranks: int, *, even: bool = False
+) -> NDArray[np.int64]:
     """Copies from every rank to each, `[D, D]`, so that the busiest handles `num_bytes`, at least one row each.
 
     Notes
@@ -170,7 +178,7 @@ def copies_DD(num_bytes: int, kept: int, num_ranks: int) -> NDArray[np.int64]:  
 
         q_d = max((D - 1) p_d, 1 - p_d),    n = bytes (1 - k) / max over d of q_d,    n_dd = n q_d k / (1 - k)     (1)
     """
-    share_D = popularity_DE(num_ranks, EXPERTS).sum(axis=1)
+    share_D = np.full(num_ranks, 1 / num_ranks) if even else popularity_DE(num_ranks, EXPERTS).sum(axis=1)
     port_D = np.maximum((num_ranks - 1) * share_D, 1 - share_D)
     sent_DD = np.tile(share_D, (num_ranks, 1))
     np.fill_diagonal(sent_DD, port_D * kept / (100 - kept))

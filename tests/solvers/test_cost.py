@@ -131,8 +131,8 @@ def test_an_exchange_waits_for_the_busiest_port_of_the_slowest_class(seed: int, 
     rng = np.random.default_rng(seed)
     copies = rng.integers(0, 90, size=(3, 2, len(curves), 2, cluster.num_devices))
     kept = rng.integers(0, 90, size=(3, 2, 1, 1, cluster.num_devices))
-    alone = [lambda port, _most, of=curve: of(port) for curve in curves]
-    most = [lambda _port, most, of=curve: of(most) for curve in curves]
+    alone = [lambda port, *_, of=curve: of(port) for curve in curves]
+    most = [lambda _port, most, _even, of=curve: of(most) for curve in curves]
     found, both = slowest(exchange_seconds(copies, 128.0, alone)), exchange_seconds(copies, 128.0, most, kept)
     for step in range(3):
         for layer in range(2):
@@ -160,7 +160,7 @@ def test_a_link_that_devices_share_is_as_busy_as_their_node(seed: int, name: str
     cluster = Cluster.parse(name, [f"inter=1:1:{alone}"] if name[0] != "1" else [])
     group, classes = cluster.devices_per_node, len(link_classes(cluster))
     copies = np.random.default_rng(seed).integers(0, 90, size=(2, 3, classes, 2, cluster.num_devices))
-    curves = [lambda port, _most: line(0.0, 1.0)(port)] * classes
+    curves = [lambda port, *_: line(0.0, 1.0)(port)] * classes
     found = exchange_seconds(copies, 1.0, curves, shared=Sharing.of(cluster))
     for step, layer in np.ndindex(2, 3):
         near, far = copies[step, layer, 0], copies[step, layer, -1]
@@ -177,7 +177,7 @@ def test_two_devices_of_a_node_that_send_ten_copies_take_twice_as_long_where_the
     even, uneven = np.zeros((2, 1, 1, 2, 2, 4))
     even[0, 0, 1, 0] = 10, 10, 0, 0
     uneven[0, 0, 1, 0] = 20, 0, 0, 0
-    curves = [lambda port, _most: line(0.0, 1.0)(port)] * 2
+    curves = [lambda port, *_: line(0.0, 1.0)(port)] * 2
     for shared, seconds in ((Sharing(2, 1.0), (10, 20)), (Sharing(2, 2.0), (10, 10)), (Sharing(2, 1.5), (10, 40 / 3))):
         told = [exchange_seconds(one, 1.0, curves, shared=shared)[1].seconds[0, 0] for one in (even, uneven)]
         assert told == pytest.approx(seconds)
@@ -186,7 +186,7 @@ def test_two_devices_of_a_node_that_send_ten_copies_take_twice_as_long_where_the
 def test_a_class_that_nothing_crosses_takes_no_time_and_own_copies_take_some_in_the_first_class_alone() -> None:
     copies, kept = np.zeros((1, 3, 2, 2, 4), np.int64), np.zeros((1, 3, 1, 1, 4), np.int64)
     copies[0, 0, 0, 0, 1], copies[0, 0, 0, 1, 0], kept[0, :2] = 7, 7, 5000
-    intra, inter = exchange_seconds(copies, 1.0, [lambda _port, most: line(3.0, 1.0)(most)] * 2, kept)
+    intra, inter = exchange_seconds(copies, 1.0, [lambda _port, most, _even: line(3.0, 1.0)(most)] * 2, kept)
     assert intra.seconds.tolist() == [[5010, 5003, 0]]
     assert intra.extrapolated.tolist() == [[True, False, False]]
     assert inter.seconds.tolist() == inter.high.tolist() == [[0, 0, 0]]

@@ -12,7 +12,7 @@ from ....runtime.wire import Wire, copy_bytes
 from ....solvers.arrays import Floats
 from ....solvers.flexmoe import Costs
 from ....solvers.ports import link_classes
-from ....solvers.seconds import Curve2
+from ....solvers.seconds import Curve3
 from ...evaluate.scene import Scene
 
 Sized = Callable[[Floats], Floats]  # sizes to seconds
@@ -72,9 +72,9 @@ def rates(scene: Scene, pairs: NDArray[np.integer], slots: int, wire: Wire | Non
     return costs_of_moves, passed * fixed_s
 
 
-def _seconds(curve: Curve2) -> Sized:
-    """A curve of exchanges over bytes through the busiest port, of a device that sends itself nothing."""
-    return lambda size: curve(size, size).seconds
+def _seconds(curve: Curve3) -> Sized:
+    """A curve of even exchanges over bytes through a port, of devices that send themselves nothing."""
+    return lambda size: curve(size, size, np.ones(size.shape)).seconds
 
 
 def _line(curve: Sized, size: float) -> tuple[float, float]:

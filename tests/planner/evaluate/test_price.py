@@ -33,7 +33,7 @@ from moeplan.profilers.presets import load_preset
 from moeplan.profilers.profile import Profile, load, save
 from moeplan.profilers.series import Series
 from moeplan.solvers.placement import Placement, ReplicaRule
-from moeplan.solvers.seconds import Curve2, exchange_seconds
+from moeplan.solvers.seconds import Curve3, exchange_seconds
 from moeplan.traces.model import Attention, Latent
 from tests.builders import known, measured_profile, model, series
 from tests.planner.makers import in_several_steps, judged, planned, scene_of, sized, tokens
@@ -133,7 +133,7 @@ def test_the_way_home_is_an_agreement_and_an_exchange_of_what_is_elsewhere(make_
     trace = make_trace(samples=8)
     scene = scene_of(trace, Cluster.parse("2x2", ("intra=1:5", "inter=1:5:2")))
 
-    def half_trip(port: Any, most: Any) -> Prediction:
+    def half_trip(port: Any, most: Any, _even: Any) -> Prediction:
         seconds = port + 1000 * most
         return Prediction(seconds, seconds, seconds, port < 0)
 
@@ -164,7 +164,7 @@ def test_a_layer_in_chunks_is_not_exchanged_faster_than_whole(make_trace: Any, s
     """By a curve that grows as the square of bytes a third would take a ninth, were the link not as busy."""
     scene = scene_of(make_trace(samples=8), Cluster.parse("1x2", ("intra=1:5",)), passes=Passes(2.0, full_duplex=False))
 
-    def squared(port: Any, _most: Any) -> Prediction:
+    def squared(port: Any, *_: Any) -> Prediction:
         return Prediction(port**2, 0.5 * port**2, 2 * port**2, port < 0)
 
     def nothing(pairs: Any, _slots: Any) -> Prediction:
@@ -323,7 +323,7 @@ def test_coherent_top_1_combines_for_nothing(make_trace: Any, make_profile: Any)
     assert not parts["combine_s"].any()
     assert parts["dispatch_s"].all()
     assert scene.costs is not None
-    stretched = replace(scene.costs, exchange=[lambda port, _most: Prediction(port, port, port, port >= 0)])
+    stretched = replace(scene.costs, exchange=[lambda port, *_: Prediction(port, port, port, port >= 0)])
     for passes in (None, Passes(0.0, full_duplex=False)):  # whole layers, then chunks
         timed, journey = replace(scene, costs=stretched, passes=passes), Journey("coherent", HALVES)
         ((tally,),) = replay(timed, [journey], ports=True)
@@ -585,7 +585,7 @@ def test_exchanges_are_timed_by_what_devices_keep_and_as_tokens_move_in_chunks_a
     scene = scene_of(make_trace(samples=8), "1x2", profile=make_profile("1x2"))
 
     def curve(factor: float) -> Any:
-        return lambda _port, most: Prediction(*(factor * most,) * 3, most < 0)
+        return lambda _port, most, _even: Prediction(*(factor * most,) * 3, most < 0)
 
     costs = replace(known(scene.costs), exchange=[curve(1.0)], onward=[curve(2.0)])
     journey = Journey(dispatch_model, HALVES)
@@ -621,7 +621,7 @@ def test_what_the_runtime_runs_times_experts_and_exchanges_where_it_was_measured
     assert costs.sources["dispatch intra"] == "routed_exchange/uint8@4/intra"
     for curves, kept in ((costs.exchange, 25), (costs.onward, 62)):  # a call is a dispatch and a combine
         port = 2.0**14 * (100 - kept) / 100
-        half = known(curves)[0](np.array([port]), np.array([2.0**14]))
+        half = known(curves)[0](np.array([port]), np.array([2.0**14]), np.ones(1))
         assert half.seconds == pytest.approx((1e-5 + 1e-9 * 2 * port) / 2, rel=1e-3)
         assert not half.extrapolated
     assert known(costs.experts)(np.array([64.0]), np.array([4.0])).seconds == pytest.approx(1e-5 + 1e-9 * 3 * 64 * 64)
@@ -701,7 +701,7 @@ def test_exchanges_between_nodes_of_another_size_are_timed_by_the_link() -> None
         assert costs.sources["dispatch inter"] == source
         assert (costs.shared.shared_by, costs.shared.devices_per_node) == (cluster.devices_per_node,) * 2
     port = np.array([1e6])
-    assert known(costs.exchange)[1](port, port).seconds == pytest.approx(5e-6 + 2e-10 * 1e6)
+    assert known(costs.exchange)[1](port, port, port).seconds == pytest.approx(5e-6 + 2e-10 * 1e6)
 
 
 def of_nodes() -> Profile:
@@ -735,7 +735,7 @@ def test_between_nodes_an_exchange_takes_what_an_even_one_takes_that_sends_as_mu
     profile = of_nodes()
     inter = known(known(CostModel.of(profile, profile.cluster, IN_FLOATS, samples=True)).exchange)[1]
     port = np.geomspace(2e3, 1e5, 40)
-    half = inter(port, port)
+    half = inter(port, port, np.ones(40))
     np.testing.assert_allclose(half.seconds, 2e-3 + 2e-9 * port * 3 / 2, rtol=0.01)
     assert not half.extrapolated.any()
 
@@ -763,7 +763,7 @@ def test_a_profile_of_nodes_that_share_a_link_prices_any_exchange_by_that_link(
 
     taken = []
     for trip in ({"bytes": 2**power, **way} for power in range(12, 23, 2) for way in ways(size)):
-        seconds = 2 * link_s((512 * copies_DD(trip["bytes"], trip["kept"], size)).tolist())
+        seconds = 2 * link_s((512 * copies_DD(trip["bytes"], trip["kept"], size, even=bool(trip["even"]))).tolist())
         taken.append(Measurement.of(trip, case.work(trip, size), [seconds] * 6))
     one = series("routed_exchange", size, "inter", sizes=[taken[0].size, taken[-1].size])
     one = one.model_copy(update={"measurements": tuple(taken), "fit": fit_series(case, size, taken)})
@@ -779,6 +779,40 @@ def test_a_profile_of_nodes_that_share_a_link_prices_any_exchange_by_that_link(
         ports[0, 0, 1] = far_DD.sum(1), far_DD.sum(0)
         predicted = exchange_seconds(ports, 32.0, known(costs.exchange), shared=costs.shared)[1]
         assert predicted.seconds[0, 0] == pytest.approx(link_s((32 * far_DD).tolist()), rel=0.06)
+
+
+@pytest.mark.parametrize(("cluster", "shared_by"), [("1x4", 1.0), ("4x1", 1.0), ("2x2", 1.0), ("2x2", 2.0)])
+def test_an_exchange_as_even_as_one_measured_takes_as_long_and_one_between_a_time_between(
+    cluster: str, shared_by: float
+) -> None:
+    """Even exchanges take 1.5 times as long as uneven ones whose busiest rank sends as much."""
+    nodes = Cluster.parse(cluster, [f"inter=1:0:{shared_by}"] if cluster != "1x4" else [])
+    size, group, case = nodes.num_devices, nodes.devices_per_node, CASES["routed_exchange"]
+    link = "inter" if nodes.num_nodes > 1 else "intra"
+    taken = []
+    for trip in ({"bytes": 2**power, **way} for power in range(10, 23, 2) for way in ways(size)):
+        work = case.work(trip, size)
+        taken.append(Measurement.of(trip, work, [1e-9 * work * (1.5 if trip["even"] else 1.0)] * 6))
+    one = series("routed_exchange", size, link, sizes=[taken[0].size, taken[-1].size])
+    one = one.model_copy(update={"measurements": tuple(taken), "fit": fit_series(case, size, taken)})
+    inside = [series("all_to_all", group, "intra")] if 1 < group < size else []
+    costs = known(CostModel.of(measured_profile(nodes, one, *inside), nodes, IN_FLOATS, samples=False))
+    node_D, found = np.arange(size) // group, list[float]()
+    for part in (0.0, 0.5, 1.0):
+        sent_DD = sum(
+            share * copies_DD(2**20, 100 // size, size, even=even) for share, even in ((1 - part, False), (part, True))
+        )
+        away_DD = sent_DD * ((node_D[:, None] != node_D) if link == "inter" else ~np.eye(size, dtype=bool))
+        ports = np.zeros((1, 1, 1 + len(inside), 2, size))
+        ports[0, 0, -1] = away_DD.sum(1), away_DD.sum(0)
+        kept = np.diag(sent_DD)[None, None, None, None] * (link == "intra" or group == 1)
+        (seconds,) = exchange_seconds(ports, 512.0, known(costs.exchange), kept, shared=costs.shared)[-1:]
+        found.append(seconds.seconds[0, 0])
+        assert not seconds.extrapolated.any()
+    sends = 1e-9 * 2**20 * (1 - 100 // size / 100)
+    assert found[0] == pytest.approx(sends, rel=0.02)
+    assert found[2] == pytest.approx(1.5 * sends, rel=0.02)
+    assert found[1] == pytest.approx((found[0] + found[2]) / 2, rel=0.06)
 
 
 def test_training_is_priced_where_devices_share_a_link_and_nobody_holds_replicas(make_trace: Any) -> None:
@@ -801,7 +835,7 @@ def trips_of(ranks: int) -> list[dict[str, int]]:
     return [{"bytes": 2**power, **way} for power in (10, 14, 18) for way in ways(ranks)]
 
 
-def copied(copy_s: float) -> Curve2:
+def copied(copy_s: float) -> Curve3:
     """The exchange over 4 ranks of a profile in which a byte kept takes so long, and one sent 1 ns."""
     case, measured = CASES["routed_exchange"], list[Measurement]()
     for size in ({"bytes": 2**power, **way} for power in range(10, 19) for way in ways(4)):
@@ -822,7 +856,7 @@ def test_an_exchange_takes_what_is_sent_and_what_is_copied_however_much_ranks_ke
 
     @given(st.floats(2**11, 2**17), st.lists(st.floats(0, 1), min_size=2, max_size=2).map(sorted))
     def holds(handled: float, sent: list[float]) -> None:
-        less, more = (curve(np.array([part * handled]), np.array([handled])) for part in sent)
+        less, more = (curve(np.array([part * handled]), np.array([handled]), np.ones(1)) for part in sent)
         assert less.seconds[0] <= more.seconds[0] * (1 + 1e-9)
         for part, half in zip(sent, (less, more), strict=True):
             own = max(1 - part, part / 3) * handled

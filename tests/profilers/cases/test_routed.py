@@ -97,19 +97,21 @@ def test_rows_that_ask_nobody_here_get_zeros_and_are_no_pairs() -> None:
     assert (total.tolist(), pairs) == ([[2, 2], [0, 0], [4, 4]], 3)
 
 
-@given(ranks=st.integers(2, 9), rows=st.integers(100, 100_000), kept=st.integers(0, 90))
+@given(ranks=st.integers(2, 9), rows=st.integers(100, 100_000), kept=st.integers(0, 90), even=st.booleans())
 def test_the_busiest_rank_of_an_exchange_handles_the_bytes_asked_for_and_each_keeps_its_part(
-    ranks: int, rows: int, kept: int
+    ranks: int, rows: int, kept: int, even: bool
 ) -> None:
-    copies = copies_DD(rows * ROW_BYTES, kept, ranks)
+    copies = copies_DD(rows * ROW_BYTES, kept, ranks, even=even)
     own, handled = np.diag(copies), np.maximum(copies.sum(axis=0), copies.sum(axis=1))
     assert handled.max() == pytest.approx(rows, abs=ranks)
     assert own == pytest.approx(handled * kept / 100, abs=ranks)
+    assert (np.ptp(copies[~np.eye(ranks, dtype=bool)]) == 0) == even
 
 
 def test_as_many_as_of_even_copies_are_kept_or_more() -> None:
-    assert ways(4) == [{"moves": moves, "kept": kept} for kept in (62, 25) for moves in (0, 1)]
-    assert CASES["routed_exchange"].work({"bytes": 1000, "moves": 0, "kept": 25}, 4) == 1500
+    uneven = [{"moves": moves, "kept": kept, "even": 0} for kept in (62, 25) for moves in (0, 1)]
+    assert ways(4) == [*uneven, {"moves": 0, "kept": 25, "even": 1}]
+    assert CASES["routed_exchange"].work({"bytes": 1000, "moves": 0, "kept": 25, "even": 0}, 4) == 1500
 
 
 def exchanged(world: World, _payload: None) -> list[tuple[str | None, list[str | None]]]:
