@@ -123,7 +123,7 @@ def _uneven(profile: Profile) -> Iterator[str]:
             continue
         port = np.array([measured.work for measured in one.measurements], np.float64)
         expected = predicted(even, {"bytes": port * one.ranks / (one.ranks - 1)})
-        ratios = np.array([measured.median_s for measured in one.measurements])[~expected.extrapolated]
+        ratios = np.array([measured.mean_s for measured in one.measurements])[~expected.extrapolated]
         ratios /= expected.seconds[~expected.extrapolated]
         if len(ratios):
             yield (

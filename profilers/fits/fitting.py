@@ -39,7 +39,7 @@ def fit_series(case: Case, ranks: int, measurements: Sequence[Measurement]) -> F
     axes = tuple(axis for axis in measurements[0].size if axis not in PAIR) if measurements else ()
     size = {axis: np.array([one.size[axis] for one in measurements], dtype=np.int64) for axis in axes}
     works = np.array([case.work(one.size, ranks) for one in measurements], dtype=np.float64)
-    return fit_arrays(size, works, np.array([one.median_s for one in measurements]), curve=case.curve)
+    return fit_arrays(size, works, np.array([one.mean_s for one in measurements]), curve=case.curve)
 
 
 def fit_arrays(

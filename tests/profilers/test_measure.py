@@ -100,6 +100,15 @@ def test_the_nodes_are_told_by_host_and_the_islands_by_time(measured: Profile) -
     assert (measured.cluster.num_nodes, measured.cluster.devices_per_node) == (2, 2)
 
 
+@pytest.mark.parametrize(
+    ("samples", "mean"),
+    [([3.0], 3.0), ([1.0, 3.0], 2.0), ([1.0, 2.0, 90.0], 2.0), ([2.0] * 20 + [3.0] * 20 + [0.1, 90.0, 91.0], 98.0 / 39)],
+)
+def test_fits_go_through_means_that_no_single_call_decides(samples: list[float], mean: float) -> None:
+    """Of 43 calls 2 at each end are left out: 0.1 and a 2, 90 and 91."""
+    assert Measurement.of({"bytes": 8}, 8, samples).mean_s == pytest.approx(mean)
+
+
 def test_samples_are_kept_raw_and_enough_and_the_environment_and_the_noise_are_told(measured: Profile) -> None:
     for one in (one for result in measured.series.values() for one in result.measurements):
         assert len(one.samples_s) >= MIN_SAMPLES
