@@ -6,6 +6,7 @@ from functools import partial
 
 from ..errors import InputError
 from ..files import bounded
+from ..profilers.cluster import Link
 from ..runtime.plan import Contender, Metric, Part
 from .document import Column, Table
 from .evaluate.metrics import BALANCE, METRICS, MetricSpec
@@ -91,6 +92,13 @@ def percent(share: float, digits: int = 0) -> str:
 def change_text(*gains: float) -> str:
     """Gains as changes in percent, the ends of an interval as "-9.5 to -3.1 %": savings are negative."""
     return " to ".join(f"{-100 * gain:+z.1f}" if round(1000 * gain) else "0" for gain in gains) + " %"
+
+
+def link_text(link: Link) -> str:
+    """GB/s of a device beside the others, latency, and how devices share the link."""
+    rate = 1e-9 / link.s_per_byte
+    alone = f", {link.shared_by:.3g} times as fast for a device alone" if link.shared_by > 1 else ""
+    return f"{f'{rate:.3g}' if rate < 999.5 else f'{rate:.0f}'} GB/s, {TimeUnit.worded(link.latency_s)}{alone}"
 
 
 def bytes_text(number: float) -> str:

@@ -61,15 +61,20 @@ def replay(
         seed=seed,
     )
     with progress() as say:
-        done = run(asked, device=device, keep=save, on_progress=say)
-    if done is None:  # not rank 0 of a launched world
+        found = run(asked, device=device, keep=save, on_progress=say)
+    if found is None:  # not rank 0 of a launched world
         return
+    done, write = found
     if as_json:
         print_json(asdict(done))
     else:
-        replay_report(done, console())
+        replay_report(done, console(), asked=tokens_per_step)
+    if save:  # once it is seen: a disk may be full
+        write()
     if save and not as_json:
         print(f"wrote     {', '.join(str(beside(plan)) for plan in plans)}")
+    if done.gaining and not as_json:
+        print(f"next: moeplan apply {done.gaining[0]}")
     if not done.gaining:
         more = f"; --rounds {2 * rounds} shows smaller ones" if done.undecided and 2 * rounds <= MOST_ROUNDS else ""
         raise NoBenefitError(f"no gain above the noise of {done.noise:.1%}{more}")

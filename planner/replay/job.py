@@ -63,19 +63,23 @@ class Experiment:
 
 
 def replay(
-    asked: Experiment, *, device: str = "cpu", keep: bool = False, on_progress: Callable[[str], None] = lambda _: None
-) -> Replayed | None:
+    asked: Experiment,
+    *,
+    device: str = "cpu",
+    keep: bool = False,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> tuple[Replayed, Callable[[], None]] | None:
     """Run recorded steps under plans on ranks of this machine, or on those that were launched.
 
     Parameters
     ----------
     keep
-        Write what was measured beside each plan (`result.beside`).
+        Refuse plans beside which nothing can be written (`result.beside`).
 
     Returns
     -------
-    Replayed or None
-        None on ranks other than 0 of a launched world.
+    tuple or None
+        What was measured, and a call that writes it beside each plan; None on ranks other than 0 of a launched world.
 
     Raises
     ------
@@ -95,17 +99,19 @@ def replay(
     ranks = run_world(size, run, prepared.work, device=device, timeout_s=TIMEOUT_S, on_progress=on_progress)
     if ranks is None:
         return None
-    done = prepared.told(ranks)
-    if keep:
+    done, environment = prepared.told(ranks), ranks[0].environment
+
+    def write() -> None:
         profile = asked.profile
         save(
             done,
             {plan.path: plan.plan for plan in prepared.stage.plans},
             trace=FileInput(path=asked.trace, sha256=prepared.stage.source.sha256),
             profile=None if profile is None else FileInput(path=str(profile), sha256=sha256_file(profile)),
-            environment=ranks[0].environment,
+            environment=environment,
         )
-    return done
+
+    return done, write
 
 
 @dataclass(frozen=True, slots=True, eq=False)

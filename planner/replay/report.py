@@ -16,9 +16,12 @@ from .result import Ran, Replayed, beside, load
 AGAIN = "for predicted seconds: moeplan profile here, then --profile profile.json"
 
 
-def replay_report(done: Replayed, console: Console) -> None:
-    """Print what every plan gains, then seconds measured and predicted."""
-    to_console([Section("", (Text.of(*_answers(done)), *_tables(done), Text.of(*_remarks(done))))], console)
+def replay_report(done: Replayed, console: Console, *, asked: int | None = None) -> None:
+    """Print what every plan gains, then seconds measured and predicted; of fewer tokens than `asked`, that too."""
+    remarks = [*_remarks(done)]
+    if asked is not None and done.num_steps == 1 and done.num_tokens < asked:
+        remarks.append(f"there are no more whole samples of the {asked:,} tokens asked for: record more")
+    to_console([Section("", (Text.of(*_answers(done)), *_tables(done), Text.of(*remarks)))], console)
 
 
 def replayed_sections(plan: Plan, path: Path) -> list[Section]:
@@ -39,7 +42,9 @@ def replayed_sections(plan: Plan, path: Path) -> list[Section]:
 
 def _answers(done: Replayed) -> Iterator[str]:
     for way in done.ways[1:]:
-        gain = f"{_share(way.gain.value)} of the step ({_share(way.gain.high)} to {_share(way.gain.low)})"
+        gain = f"{_share(way.gain.value)} of the step ({_share(way.gain.high)} to {_share(way.gain.low)}"
+        steps = [one.predicted[STEP].value for one in (way, done.ways[0]) if STEP in one.predicted]
+        gain += f"; predicted {_share(1 - steps[0] / steps[1])})" if len(steps) == 2 else ")"
         yield f"replayed here, {way.name}: {gain} in the median round: {done.verdict(way)} {percent(done.noise, 1)}"
 
 

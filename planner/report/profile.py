@@ -14,7 +14,7 @@ from ...profilers.predictor import ANY_BYTES, predicted
 from ...profilers.presets import PRESETS, load_preset
 from ...profilers.profile import Profile
 from ...profilers.series import Series, series_key
-from ..figures import TimeUnit, percent
+from ..figures import link_text, percent
 
 LEGEND = "error: median and 95th percentile, on sizes that the fit had not seen; intervals of plans hold it"
 FAR_OFF = 0.5  # from what was measured
@@ -32,9 +32,7 @@ def profile_report(profile: Profile, path: Path, console: Console) -> None:
     for kind, link in profile.cluster.links.items():
         source = profile.link_origins[kind] + 1
         origin = f", from [{source}]" if len(profile.origins) > 1 else ""
-        alone = f", {link.shared_by:.3g} times as fast for a device alone" if link.shared_by > 1 else ""
-        words = f"{_three(1e-9 / link.s_per_byte)} GB/s, {TimeUnit.worded(link.latency_s)}{alone}{origin}"
-        console.print(f"link      {kind}: {words}")
+        console.print(f"link      {kind}: {link_text(link)}{origin}")
     for text in _uneven(profile):
         console.print(f"uneven    {text}")
     if not profile.complete:
@@ -187,11 +185,6 @@ def _fitted(series: Series, missing: int) -> tuple[str, str]:
         return kind, "not measured"
     held_out = fit.held_out.get(fit.model.kind)
     return kind, f"{percent(held_out.median_error)}, {percent(held_out.p95_error)}" if held_out else "untried"
-
-
-def _three(value: float) -> str:
-    """Three digits, or a whole number of more."""
-    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
 def _time(seconds: float) -> str:

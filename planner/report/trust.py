@@ -8,7 +8,7 @@ from ...runtime.plan import Part, Plan
 from ..certify import Certificate
 from ..document import Section, Table
 from ..evaluate.costs import ENCODING
-from ..figures import percent
+from ..figures import link_text, percent
 from ..options import EvaluationOptions, SecondsOptions
 from .command import made_by
 from .plan import members
@@ -51,11 +51,12 @@ def _errors(plan: Plan, profile: Profile | None) -> Mapping[str, str]:
     for part, source in SecondsOptions.of(plan).sources.items():
         if f"{part.split()[0]}_s" in timed or part == ENCODING:
             parts.setdefault(source, []).append(part)
+    links = {f"link {kind}": f"link {kind}: {link_text(link)}" for kind, link in plan.cluster.links.items()}
     for source, names in parts.items():
         series = profile.series.get(source)
         fit = None if series is None else series.fit
         held_out = None if fit is None else fit.held_out.get(fit.model.kind)
-        words = source if held_out is None else (
+        words = links.get(source, source) if held_out is None else (
             f"{source}: median {percent(held_out.median_error, 1)}, 95th percentile {percent(held_out.p95_error, 1)},"
             f" on {held_out.num_sizes:,} sizes held out"
         )  # fmt: skip

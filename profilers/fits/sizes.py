@@ -60,8 +60,8 @@ def folds(sizes: Sizes, curve: str | None = None) -> list[NDArray[np.bool_]]:
     -----
     Along one axis: every second size inside the range, first the odd, then the even ones; the ends are never held out.
     Along several: the sizes that differ only along the curve's axis (all m of an (n, k)) are one group and are held out
-    together, the groups in five folds drawn at random with a fixed seed. Where there are up to five groups: every second
-    size by work, as along one axis; of a fit through the curves along `curve`, every second size of each curve.
+    together, the groups in five folds drawn at random with a fixed seed. Of up to five groups: every second size by
+    work, as along one axis; of a fit through the curves along `curve`, every second size of each curve.
     """
     first, groups = distinct([np.zeros(len(sizes.works)), *sizes.along(sizes.varying[1:])])
     num_groups = len(first)

@@ -418,6 +418,16 @@ def test_a_screen_of_several_steps_tells_each(capsys: pytest.CaptureFixture[str]
     assert ["1", "50.0", "30.0", "29.0"] in said
 
 
+def test_a_gain_stands_beside_the_one_predicted_and_too_few_tokens_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    done = replayed(predicted={"step_s": Span(0.015, 0.01, 0.02)})
+    ways = replace(done.ways[0], predicted={"step_s": Span(0.02, 0.01, 0.03)}), done.ways[1]
+    for asked, told in ((10, False), (11, True)):
+        replay_report(replace(done, ways=ways), Console(width=200), asked=asked)
+        said = capsys.readouterr().out
+        assert "(-1.1 % to -0.9 %; predicted -25.0 %)" in said
+        assert ("no more whole samples of the 11 tokens asked for" in said) is told
+
+
 def test_what_does_not_run_alone_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing"):
         replay(experiment(folder, "eplb", trace="nothing"))

@@ -788,7 +788,7 @@ def test_an_exchange_as_even_as_one_measured_takes_as_long_and_one_between_a_tim
     """Even exchanges take 1.5 times as long as uneven ones whose busiest rank sends as much."""
     nodes = Cluster.parse(cluster, [f"inter=1:0:{shared_by}"] if cluster != "1x4" else [])
     size, group, case = nodes.num_devices, nodes.devices_per_node, CASES["routed_exchange"]
-    link = "inter" if nodes.num_nodes > 1 else "intra"
+    link: Any = "inter" if nodes.num_nodes > 1 else "intra"
     taken = []
     for trip in ({"bytes": 2**power, **way} for power in range(10, 23, 2) for way in ways(size)):
         work = case.work(trip, size)
