@@ -464,7 +464,7 @@ def test_sums_and_moves_are_priced_by_the_bytes_that_cross_the_busiest_port(run:
     seconds = price(tally, journey, replace(scene, record_steps=5)).levels
 
     def taken(curve: Any, size: float) -> float:
-        return float(curve(np.array([size]), np.array([size])).seconds[0])
+        return float(curve(np.array([size]), np.array([size]), np.ones(1)).seconds[0])
 
     each = float(known(spec.expert_bytes))
     # Device 0 owns both. Devices 1 and 2 send each other half of expert 0, then half to 0; device 3 sends expert 1.
