@@ -25,6 +25,11 @@ def link_classes(cluster: Cluster) -> tuple[LinkClass, ...]:
     return (*inside, "inter") if cluster.num_nodes > 1 else inside
 
 
+def num_peers(link: str, num_devices: int, devices_per_node: int) -> int:
+    """Number of devices that a device reaches over a link class."""
+    return devices_per_node - 1 if link == "intra" else num_devices - devices_per_node
+
+
 @dataclass(frozen=True, slots=True)
 class Sharing:
     """How the devices of a node share its link to other nodes."""

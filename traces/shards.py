@@ -35,7 +35,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From "K/N"; UsageError where that is no shard."""
+        """Shard K of N from "K/N"; UsageError where that is no shard."""
         found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
         if found is None or not int(found[1]) < int(found[2]):
             raise UsageError(f"--shard-of {text}; {EXPECTED}")

@@ -1,4 +1,4 @@
-"""Where tasks run: in this process, in processes of this machine, on Ray or on Dask, all behind one door.
+"""Workers that run tasks: this process, processes of this machine, Ray or Dask, all behind one door.
 
 ::
 

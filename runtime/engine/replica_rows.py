@@ -175,5 +175,5 @@ def _split(arrived: Tensor, sizes: Sequence[int], lists: Iterable[Sequence[int]]
 
 
 def _whole(pieces: dict[int, Tensor], like: Tensor) -> Tensor:
-    """All pieces by their numbers, one behind the other."""
+    """Pieces joined in the order of their numbers."""
     return torch.cat([like.new_empty(0), *(pieces[number] for number in sorted(pieces))])

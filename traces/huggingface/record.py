@@ -117,7 +117,7 @@ class _Progress:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Some prompts: their ordinals int64 `[B]`, token ids int64 and positions int32 `[B, S]`, 0 and -1 in padding."""
+    """Batch of prompts: ordinals int64 `[B]`, token ids int64 and positions int32 `[B, S]`, 0 and -1 in padding."""
 
     samples: NDArray[np.int64]
     tokens: NDArray[np.int64]
