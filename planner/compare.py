@@ -181,7 +181,7 @@ def compare(
     trace
         Of tokens; of counts, too, where every plan moves samples, or every one places experts and is judged by loads.
     profile
-        What times the parts of a step; None: links alone, where the first plan's cluster has them.
+        Profile that times the parts of a step; None: links alone, where the first plan's cluster has them.
     phases
         Only tokens of these phases count; empty: all.
     size

@@ -51,7 +51,7 @@ def merge(first: Profile, second: Profile, *, names: tuple[str, str]) -> Merged:
     Raises
     ------
     MismatchError
-        They tell of different devices, nodes or numbers of nodes; what differs is named.
+        The profiles are of different devices, nodes or numbers of nodes; what differs is named.
 
     Notes
     -----

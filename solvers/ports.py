@@ -32,7 +32,7 @@ def num_peers(link: str, num_devices: int, devices_per_node: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How the devices of a node share its link to other nodes."""
+    """Share that devices of a node have in its link to other nodes."""
 
     devices_per_node: int = 1
     shared_by: float = 1.0  #: As `Link.shared_by`: how many times as fast a device is alone; 1: nothing is shared
@@ -131,7 +131,7 @@ def port_copies(
     Parameters
     ----------
     visits
-        What `remote_visits` gives for these devices and ends, `[K, T]`.
+        Mask that `remote_visits` gives for these devices and ends, `[K, T]`.
     step
         The step of each token, `[T]`; -1 is not counted.
     """

@@ -106,7 +106,7 @@ def read_shards(path: str) -> list[CountTrace]:
     InputError
         One is missing, or there are no tokens in any.
     MismatchError
-        They are of several traces, or of several ways to count one.
+        The shards are of several traces, or of several ways to count one.
     """
     found = sorted(filter(None, map(NAME.fullmatch, os.listdir(path))), key=lambda name: int(name[1]))
     if len(kinds := {(name[2], name[3]) for name in found}) > 1:

@@ -138,7 +138,7 @@ def opened(workers: str = "auto") -> Iterator[Workers]:
     Raises
     ------
     UsageError
-        It is none of these, its package is not installed, or nothing answers there.
+        `workers` is none of these, its package is not installed, or nothing answers there.
     """
     with contextlib.closing(backend_of(workers)) as backend:
         yield Workers(backend)

@@ -54,7 +54,7 @@ def split(pairs: Ints, holders: Holders, ratio: int) -> tuple[Ints, int]:
     pairs
         `[E, D]`: token-expert pairs by expert and source.
     ratio
-        What a pair that crosses nodes costs of one that crosses devices; 1: as much.
+        Cost of a pair that crosses nodes over that of one that crosses devices.
 
     Notes
     -----

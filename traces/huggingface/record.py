@@ -56,7 +56,7 @@ def record_model(
     Parameters
     ----------
     name, tokenizer
-        What the trace calls the model, and says of the tokenizer (`tokenizer_label`).
+        Names of the model and of its tokenizer in the trace (`tokenizer_label`).
     generate
         Tokens decoded and recorded after each prompt, fewer where the model ends its text.
     router
