@@ -104,7 +104,7 @@ def size_of(path: str | os.PathLike[str], *, what: str) -> int:
     Parameters
     ----------
     what
-        What the file should be, for the message: "a plan".
+        Word for the file, in the message: "a plan".
 
     Raises
     ------
@@ -147,7 +147,7 @@ def read_json(path: str | os.PathLike[str], *, what: str, max_bytes: int = MAX_J
     Parameters
     ----------
     what
-        What the file should be, for the message: "a plan".
+        Word for the file, in the message: "a plan".
     """
     text = read_text(path, what=what, max_bytes=max_bytes)
     try:
@@ -200,7 +200,7 @@ def validated(kind: "type[Kind]", value: Any, *, source: str, what: str) -> "Kin
     source
         Where the value is from, for the message: a path.
     what
-        What it should be: "a plan".
+        Word for the value, in the message: "a plan".
 
     Raises
     ------
@@ -227,7 +227,7 @@ def check_kind(value: Any, *, source: str, what: str) -> None:
     Raises
     ------
     InputError
-        It has no schema version, or is of the other kind.
+        The file has no schema version, or is of the other kind.
     """
     _, writer = _WRITTEN[what]
     if not isinstance(value, dict) or "schema_version" not in value:

@@ -181,7 +181,7 @@ def compare(
     trace
         Of tokens; of counts, too, where every plan moves samples, or every one places experts and is judged by loads.
     profile
-        What times the parts of a step; None: links alone, where the first plan's cluster has them.
+        Profile that times the parts of a step; None: links alone, where the first plan's cluster has them.
     phases
         Only tokens of these phases count; empty: all.
     size
@@ -212,15 +212,10 @@ def compare(
     for plan in loaded:
         plan.check_model(source)
     _check(source, loaded, replica_rule)
-    moving, by_time = any(plan.moves_samples for plan in loaded), any(plan.strategy.by_time for plan in loaded)
-    if moving:
-        index: UnitIndex | SampleIndex = index_samples(source, phases=phases or None)
-    else:
-        index = index_units(source, phases=phases or None, by_step=by_time)
-    if by_time:
-        check_steps(source, index.num_source_ranks, cluster.num_devices, str(plans[0]))
+    index = _index(loaded, source, phases, cluster.num_devices)
     own = first.inputs.trace is not None and first.inputs.trace.sha256 == source.sha256
-    use, size = _steps(first, index, size, whole=moving or index.kind != "sample", own=own)
+    whole = isinstance(index, SampleIndex) or index.kind != "sample"
+    use, size = _steps(first, index, size, whole=whole, own=own)
     unseen_U = np.logical_and.reduce([plan.unseen(index, source.sha256, phases) for plan in loaded])
     scene = Scene.of(
         source,
@@ -268,6 +263,22 @@ def _is_of(plan: Plan, profile: str | os.PathLike[str]) -> bool:
     return plan.inputs.profile is not None and plan.inputs.profile.sha256 == sha256_file(profile)
 
 
+def _index(
+    plans: Sequence[LoadedPlan], source: Trace | CountTrace, phases: Sequence[Phase], num_devices: int
+) -> UnitIndex | SampleIndex:
+    """Index of the units that plans are judged by: whole samples where plans move these, steps where plans go by time.
+
+    Both at once are refused by `_check`.
+    """
+    if any(plan.moves_samples for plan in plans):
+        return index_samples(source, phases=phases or None)
+    by_time = any(plan.strategy.by_time for plan in plans)
+    index = index_units(source, phases=phases or None, by_step=by_time)
+    if by_time:
+        check_steps(source, index.num_source_ranks, num_devices, plans[0].path)
+    return index
+
+
 def _steps(
     first: Plan, index: UnitIndex | SampleIndex, size: StepSize | None, *, whole: bool, own: bool
 ) -> tuple[Use | None, StepSize]:
@@ -287,7 +298,7 @@ def _steps(
 
 
 def _fills(plans: Sequence[LoadedPlan], asked: bool) -> bool:
-    """Whether all plans are judged with shared experts as load: where asked for, or as they were when solved."""
+    """Check whether shared experts count as load for all plans: where asked for, or as when they were solved."""
     judged = {one.plan.fills: one.path for one in plans}
     if not asked and len(judged) > 1:
         raise UsageError(

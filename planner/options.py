@@ -35,7 +35,7 @@ class Options(Record):
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
-        """Read them of a plan; `InputError` where values are missing or wrong."""
+        """Read the options of a plan; `InputError` where values are missing or wrong."""
         try:
             return cls.model_validate(dict(plan.options.get(cls.key, {})))
         except ValidationError as error:

@@ -26,7 +26,7 @@ class Log:
     Parameters
     ----------
     cases, grid
-        What is measured.
+        Cases and sizes to measure.
     earlier
         The profile that this run continues.
     on_progress, on_profile
@@ -143,7 +143,7 @@ def check_options(profile: Profile, grid: GridName, cases: Sequence[Case]) -> No
     Raises
     ------
     MismatchError
-        It was not measured in one run, or with other options; the first difference is named.
+        The profile was not measured in one run, or with other options; the first difference is named.
     """
     from importlib.metadata import version
 
@@ -166,7 +166,7 @@ def check_asked(profile: Profile, device: str, num_ranks: int | None) -> None:
     Raises
     ------
     MismatchError
-        It is of others; the first difference is named.
+        The profile is of other options; the first difference is named.
     """
     environment = profile.origins[0].environment
     assert environment is not None  # `check_options` has looked

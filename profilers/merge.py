@@ -51,7 +51,7 @@ def merge(first: Profile, second: Profile, *, names: tuple[str, str]) -> Merged:
     Raises
     ------
     MismatchError
-        They tell of different devices, nodes or numbers of nodes; what differs is named.
+        The profiles are of different devices, nodes or numbers of nodes; what differs is named.
 
     Notes
     -----
@@ -114,7 +114,7 @@ def _same_device(first: Profile, second: Profile, names: tuple[str, str]) -> Non
 def _links(
     first: Profile, second: Profile, names: tuple[str, str]
 ) -> tuple[dict[str, Link], dict[LinkKind, int], list[str]]:
-    """Each link, the index of its origin among those of both, and a note a link."""
+    """Links, the index of each link's origin among those of both profiles, and a note per link."""
     parts = ((first, names[0], 0), (second, names[1], len(first.origins)))
     kinds: tuple[LinkKind, ...] = ("intra", "inter")
     links: dict[str, Link] = {}

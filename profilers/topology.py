@@ -45,7 +45,7 @@ class Topology:
 
     @property
     def _one_rank_a_node(self) -> bool:
-        """Every pair is between nodes: one class is expected."""
+        """Check whether every pair of ranks is between nodes, so that one class is expected."""
         return len(set(self.node_of_rank)) == len(self.node_of_rank) and self.ratio is None
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Topology:
 
 
 def numbered(places: Sequence[object]) -> tuple[int, ...]:
-    """Each place's number in order of first appearance: `[b, b, a] -> (0, 0, 1)`."""
+    """Numbers of places in order of first appearance: `[b, b, a] -> (0, 0, 1)`."""
     order = {place: number for number, place in enumerate(dict.fromkeys(places))}
     return tuple(order[place] for place in places)
 

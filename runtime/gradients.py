@@ -64,10 +64,12 @@ def at_steps(
     before: Callable[[Owner, Optimizer], object],
     after: Callable[[Owner, Optimizer], object] | None = None,
 ) -> None:
-    """Call these before and after every step of any optimizer, while their owner lives."""
+    """Call functions before and after every step of any optimizer, while their owner lives."""
     here = weakref.ref(owner)
 
     def hook(function: Callable[[Owner, Optimizer], object]) -> Callable[..., None]:
+        """Hook of an optimizer that calls `function` with the owner, while this lives."""
+
         def at_step(optimizer: Optimizer, *_unused: object) -> None:
             if (there := here()) is not None:
                 function(there, optimizer)
@@ -111,12 +113,12 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
 
 
 def heed_wrapper(model: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """In a forward of DistributedDataParallel: put gradients of replicas off under its `no_sync`.
+    """Put gradients of replicas off in a forward of DistributedDataParallel that is under `no_sync`.
 
     Raises
     ------
     UsageError
-        It averages over more ranks than share experts.
+        The wrapper averages over more ranks than share experts.
     """
     wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
     if wrapper is None or not torch.is_grad_enabled():

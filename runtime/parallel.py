@@ -169,7 +169,7 @@ def _layer_placement(
     group: dist.ProcessGroup | None,
     device: torch.device,
 ) -> LayerPlacement:
-    """Where the experts of a layer are, and how a step's tokens choose among their replicas."""
+    """Placement of a layer's experts, and how a step's tokens choose among their replicas."""
     return LayerPlacement.of(
         placement,
         layer,

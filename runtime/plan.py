@@ -87,7 +87,7 @@ class Part(Record):
     contenders: tuple[Contender, ...] = Field(min_length=1)
 
     def lacks(self, tokens: float) -> bool:
-        """Whether it has fewer tokens than a step of so many, whose figures are then scaled up."""
+        """Check whether the part has fewer tokens than a step of so many, whose figures are then scaled up."""
         return tokens > self.num_tokens
 
 
@@ -111,8 +111,8 @@ class SizedGain(Record):
 
 
 class Verdict(Record):
-    """Whether the plan pays: benefit if and only if `gain.low` is above `at_least` of the value of `against`, and the
-    gain at least 1 % of it.
+    """Answer to whether the plan pays: benefit if and only if `gain.low` is above `at_least` of the value of
+    `against`, and the gain at least 1 % of that value.
     """
 
     value: Literal["benefit", "none"]

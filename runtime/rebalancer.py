@@ -71,7 +71,7 @@ class Rebalancer:
     balance
         Max/mean load of the devices in the last step, over its micro-batches, by layer, `[L]`.
     operations
-        What was done; `record` is the first step that ran so.
+        Changes that were made; `record` is the first step that ran so.
     moved
         Experts that changed their owner, optimizer state included.
     planning_s

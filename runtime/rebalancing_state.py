@@ -49,34 +49,9 @@ def check_state(state: State, like: Ints, num_experts: int) -> None:
     if lacking := State.__required_keys__ - state.keys():
         raise MismatchError(f"a state of rebalancing without {min(lacking)}; expected one of state_dict()")
     values: dict[str, Any] = {**state}
-    for name in ("window", "coming"):
-        if not isinstance(values[name], list | tuple):
-            raise MismatchError(
-                f"a state of rebalancing with {name} {values[name]!r:.40}; expected one of state_dict()"
-            )
-    window = values["window"]
-    counts = dict.fromkeys(("step", "records", "moved", "planning_s"), MOST)
-    for name, most in {**counts, "deciding": len(window)}.items():
-        kind = int | float if name == "planning_s" else int
-        if not isinstance(values[name], kind) or not 0 <= values[name] <= most:
-            raise MismatchError(
-                f"a state of rebalancing with {name} {values[name]!r:.40}; expected one of state_dict()"
-            )
-    layers, devices, _ = like.shape
-    expected: list[tuple[str, Any, tuple[int, ...], int, int]] = [
-        *((name, values[name], like.shape, EMPTY, num_experts - 1) for name in ("tables", "decided_last")),
-        ("owners", state["owners"], (layers, num_experts), 0, devices - 1),
-        *(("a record of window", record, (layers, num_experts, devices), 0, MOST) for record in window),
-    ]
-    for name, value, shape, least, most in expected:
-        numbers = array_of(value)
-        alike = numbers.shape == shape and numbers.dtype.kind == "i"
-        if not alike or numbers.min() < least or numbers.max() > most:
-            found = f", {numbers.min()} to {numbers.max()}" if alike else ""
-            raise MismatchError(
-                f"a state of rebalancing with {name} {[*numbers.shape]} of {numbers.dtype}{found}; expected whole"
-                f" numbers {[*shape]} from {least}{'' if most == MOST else f' to {most}'}: load it under its plan"
-            )
+    _check_fields(values)
+    _check_numbers(values, like, num_experts)
+    layers = len(like)
     for name in ("tables", "decided_last"):
         for layer, table in enumerate(array_of(values[name])):
             try:
@@ -100,3 +75,34 @@ def check_state(state: State, like: Ints, num_experts: int) -> None:
             f"a state of rebalancing with device {owners[layer, expert]} as owner of expert {expert} of layer {layer};"
             " expected one that holds it in tables"
         )
+
+
+def _check_fields(values: dict[str, Any]) -> None:
+    """Refuse lists that are none, and counts out of range."""
+    sound = {name: isinstance(values[name], list | tuple) for name in ("window", "coming")}
+    counts = dict.fromkeys(("step", "records", "moved", "planning_s"), MOST)
+    for name, most in {**counts, "deciding": len(values["window"]) if sound["window"] else 0}.items():
+        kind = int | float if name == "planning_s" else int
+        sound[name] = isinstance(values[name], kind) and 0 <= values[name] <= most
+    if unsound := [name for name, is_sound in sound.items() if not is_sound]:
+        name = unsound[0]
+        raise MismatchError(f"a state of rebalancing with {name} {values[name]!r:.40}; expected one of state_dict()")
+
+
+def _check_numbers(values: dict[str, Any], like: Ints, num_experts: int) -> None:
+    """Refuse tables, owners and records of other shapes than those of tables `[L, D, S]`, or out of range."""
+    layers, devices, _ = like.shape
+    expected: list[tuple[str, Any, tuple[int, ...], int, int]] = [
+        *((name, values[name], like.shape, EMPTY, num_experts - 1) for name in ("tables", "decided_last")),
+        ("owners", values["owners"], (layers, num_experts), 0, devices - 1),
+        *(("a record of window", record, (layers, num_experts, devices), 0, MOST) for record in values["window"]),
+    ]
+    for name, value, shape, least, most in expected:
+        numbers = array_of(value)
+        alike = numbers.shape == shape and numbers.dtype.kind == "i"
+        if not alike or numbers.min() < least or numbers.max() > most:
+            found = f", {numbers.min()} to {numbers.max()}" if alike else ""
+            raise MismatchError(
+                f"a state of rebalancing with {name} {[*numbers.shape]} of {numbers.dtype}{found}; expected whole"
+                f" numbers {[*shape]} from {least}{'' if most == MOST else f' to {most}'}: load it under its plan"
+            )

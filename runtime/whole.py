@@ -82,7 +82,7 @@ def take_held(layer: ParallelExperts, state: dict[str, Any], prefix: str, *_unus
     Raises
     ------
     MismatchError
-        It is of another rank, or under another placement.
+        The state is of another rank, or under another placement.
     """
     held = state.pop(prefix + HELD, None)
     if held is not None and held.tolist() != layer.owned:

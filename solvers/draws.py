@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from .compiled import compiled
 
+SEED = 0x9E3779B97F4A7C15  # from which kernels draw
+
 
 @compiled
 def below(seed: NDArray[np.uint64], end: int) -> int:

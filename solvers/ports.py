@@ -25,6 +25,11 @@ def link_classes(cluster: Cluster) -> tuple[LinkClass, ...]:
     return (*inside, "inter") if cluster.num_nodes > 1 else inside
 
 
+def num_peers(link: str, num_devices: int, devices_per_node: int) -> int:
+    """Number of devices that a device reaches over a link class."""
+    return devices_per_node - 1 if link == "intra" else num_devices - devices_per_node
+
+
 class Busiest(NamedTuple):
     """What decides how long an exchange takes in each link class, `[..., C]`."""
 
@@ -35,7 +40,7 @@ class Busiest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How the devices of a node share its link to other nodes."""
+    """Share that devices of a node have in its link to other nodes."""
 
     devices_per_node: int = 1
     shared_by: float = 1.0  #: As `Link.shared_by`: how many times as fast a device is alone; 1: nothing is shared
@@ -135,7 +140,7 @@ def port_copies(
     Parameters
     ----------
     visits
-        What `remote_visits` gives for these devices and ends, `[K, T]`.
+        Mask that `remote_visits` gives for these devices and ends, `[K, T]`.
     step
         The step of each token, `[T]`; -1 is not counted.
     """

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..profilers.fits.fit import Prediction
 from .arrays import Bools, Floats, Ints
-from .ports import ALONE, Busiest, Sharing
+from .ports import ALONE, Busiest, Sharing, num_peers
 
 Curve = Callable[[Floats], Prediction]  # bytes through the busiest port in one direction -> seconds
 Curve2 = Callable[[Floats, Floats], Prediction]
@@ -162,15 +162,14 @@ def gather_seconds(
 
         t = max_c t_c,    t_c = curve_c(kv_bytes max_d max(tokens[d] peers_c, sum_{e in c of d} tokens[e]))     (5)
     """
-    size = tokens.shape[2]
     on_node_BLD = np.repeat(
         tokens.reshape(*tokens.shape[:2], -1, devices_per_node).sum(axis=3), devices_per_node, axis=2
     )
     theirs = {"intra": on_node_BLD - tokens, "inter": tokens.sum(axis=2, keepdims=True) - on_node_BLD}
-    peers = {"intra": devices_per_node - 1, "inter": size - devices_per_node}
     found = []
     for name, curve in zip(classes, curves, strict=True):
-        busiest_BL = np.maximum(tokens * peers[name], theirs[name]).max(axis=2)
+        sent_BLD = tokens * num_peers(name, tokens.shape[2], devices_per_node)
+        busiest_BL = np.maximum(sent_BLD, theirs[name]).max(axis=2)
         found.append(curve(kv_bytes * busiest_BL.astype(np.float64)))
     return found
 

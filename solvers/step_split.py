@@ -36,7 +36,7 @@ class StepSplit:
     pairs
         Token-expert pairs of every step, `[B, L, E, D]`, by the device that their token is on.
     ratio
-        What a pair that crosses nodes costs of one that crosses devices.
+        Cost of a pair that crosses nodes over that of one that crosses devices.
     period
         Of each step, `[B]`; None: there is one.
     """
@@ -141,7 +141,7 @@ def take_turns(
     period
         Of every step, `[B]`.
     dealt, given
-        What every slot is to serve of each queue in all, and has served so far, `[B, P, Q]`.
+        Pairs of each queue that every slot is to serve in all, and has served so far, `[B, P, Q]`.
     first, device
         The slots of each expert, and their devices, as in `Holders`, in each period `[R, E + 1]`, `[R, P]`.
     """

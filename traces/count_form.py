@@ -47,7 +47,7 @@ class CountTable(Rows):
 
     @classmethod
     def of(cls, keys: Sequence[Key], key_RB: NDArray[np.int64], counts_RE: NDArray[np.int64]) -> Self:
-        """From rows of these keys' values and, in the last column, the layer."""
+        """Counts from rows of these keys' values and, in the last column, the layer."""
         columns: dict[str, Any] = {
             name: column.astype(np.int64 if name == "sample" else np.int32)
             for name, column in zip((*keys, "layer"), key_RB.T, strict=True)
@@ -56,7 +56,7 @@ class CountTable(Rows):
 
     @classmethod
     def of_groups(cls, keys: Sequence[Key], key_GB: NDArray[np.integer], counts_GLE: NDArray[np.int64]) -> Self:
-        """From the counts in every layer of groups of tokens, and these keys' values of each group."""
+        """Counts of groups of tokens in every layer, with these keys' values of each group."""
         layers = np.arange(counts_GLE.shape[1], dtype=np.int64)
         key_RB = np.column_stack([np.repeat(key_GB, len(layers), axis=0), np.tile(layers, len(key_GB))])
         return cls.of(keys, key_RB, counts_GLE.reshape(len(key_RB), counts_GLE.shape[2]))

@@ -33,11 +33,11 @@ class Embeddings:
         Raises
         ------
         UsageError
-            They do not fit into memory.
+            The hidden states do not fit into memory.
         InputError
             A file is damaged, or lacks a layer.
         MismatchError
-            They are of another model.
+            The hidden states are of another model.
         """
         folder = Path(trace.path)
         files = tuple(sorted(folder.glob("embeddings-*.safetensors"))) if folder.is_dir() else ()

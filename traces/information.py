@@ -28,7 +28,7 @@ class Information:
 
     @classmethod
     def of(cls, rows: Iterable[tuple[float, Iterable[float]]]) -> Self:
-        """From each table's estimate and those of its draws."""
+        """Estimates of tables, each with the mean and deviation of its draws."""
         tables = [(bits, np.fromiter(draws, np.float64)) for bits, draws in rows]
         return cls(
             np.array([bits for bits, _ in tables], np.float64),

@@ -26,6 +26,7 @@ def _written_where_known(*names: str) -> "classmethod[Any, Any, Any]":
     """Schema of pydantic whose fields of these names are written only where known: older files and hashes stay."""
 
     def schema_of(cls: Any, source: Any, handler: Any) -> Any:
+        """Schema of `source`, by which fields of these names that are None are not written."""
         from pydantic_core import core_schema
 
         def known(spec: Any, write: Any) -> Any:

@@ -101,7 +101,7 @@ class Trace(Dataset):
             raise self.lacking(phases)
 
     def lacking(self, phases: Collection[str] | None) -> UsageError:
-        """What to raise where there is no token of these phases."""
+        """Error to raise where there is no token of these phases."""
         return UsageError(f"{self.path}: no token of phase {', '.join(phases or PHASES)}")
 
     @cached_property

@@ -35,7 +35,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From "K/N"; UsageError where that is no shard."""
+        """Shard K of N from "K/N"; UsageError where that is no shard."""
         found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
         if found is None or not int(found[1]) < int(found[2]):
             raise UsageError(f"--shard-of {text}; {EXPECTED}")
@@ -106,7 +106,7 @@ def read_shards(path: str) -> list[CountTrace]:
     InputError
         One is missing, or there are no tokens in any.
     MismatchError
-        They are of several traces, or of several ways to count one.
+        The shards are of several traces, or of several ways to count one.
     """
     found = sorted(filter(None, map(NAME.fullmatch, os.listdir(path))), key=lambda name: int(name[1]))
     if len(kinds := {(name[2], name[3]) for name in found}) > 1:

@@ -31,7 +31,7 @@ def units(batch: TokenBatch, first_row: int, *, by_step: bool = False) -> NDArra
 def with_units(
     batches: Iterable[TokenBatch], *, by_step: bool = False
 ) -> Iterator[tuple[TokenBatch, NDArray[np.int64]]]:
-    """Each batch of a trace, in order, with the units of its tokens, as `units` tells them."""
+    """Batches of a trace, in order, each with the units of its tokens."""
     first_row = 0
     for batch in batches:
         yield batch, units(batch, first_row, by_step=by_step)

@@ -180,7 +180,7 @@ class _Keys:
             values.add(getattr(source, name))
 
     def sums(self) -> tuple[Mapping[str, NDArray[np.int64]], Packed | None]:
-        """What was noted, as `_KeySums` has it."""
+        """Distinct values by column, and the loads by sample, as `_KeySums` has them."""
         samples = None if self.samples is None else Packed.of(self.samples.kept())
         return {name: values.values for name, values in self._values.items()}, samples
 

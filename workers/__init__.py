@@ -1,4 +1,4 @@
-"""Where tasks run: in this process, in processes of this machine, on Ray or on Dask, all behind one door.
+"""Workers that run tasks: this process, processes of this machine, Ray or Dask, all behind one door.
 
 ::
 
@@ -138,7 +138,7 @@ def opened(workers: str = "auto") -> Iterator[Workers]:
     Raises
     ------
     UsageError
-        It is none of these, its package is not installed, or nothing answers there.
+        `workers` is none of these, its package is not installed, or nothing answers there.
     """
     with contextlib.closing(backend_of(workers)) as backend:
         yield Workers(backend)

@@ -26,7 +26,7 @@ class Serial:
         return value
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: no process was started."""
 
 
 class Threads(Serial):

@@ -37,7 +37,7 @@ class Process:
         self._process.kill()
 
     def end(self) -> str:
-        """How it ended."""
+        """Exit code or signal that ended the process."""
         self._process.join(1)
         code = self._process.exitcode
         return f"exit code {code}" if code is None or code >= 0 else signal.Signals(-code).name

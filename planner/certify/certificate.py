@@ -34,7 +34,7 @@ class Certificate:
     replayed: bool = False
 
     def summary(self, plan: object) -> str:
-        """Whether a plan is certified, in a line."""
+        """One line that says whether a plan is certified."""
         if self.trace is None:
             checks = ", ".join(self.checks)
             return f"NOT certified {plan}: structure only ({checks}); no trace to hold its figures against"

@@ -119,7 +119,7 @@ class BlockOfModel(RoutedBlock):
     """
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """From 2,048 to 8,192 token-expert pairs of a device: those of a chunk's busiest device, and of a layer's."""
+        """Sizes from 2,048 to 8,192 token-expert pairs: those of a chunk's busiest device, and of a layer's."""
         config = ModelConfig()
         shape = {
             "experts": config.num_experts // CLUSTER.num_devices,
@@ -133,7 +133,7 @@ class ExchangeOfModel(RoutedExchange):
     """Exchanges of some megabytes per rank; only where tokens move on does a rank keep more than an even share."""
 
     def sizes(self, world: World, *, quick: bool) -> Sequence[Size]:
-        """From 1 to 3 MiB: those of a chunk's busiest device, and of a layer's."""
+        """Sizes from 1 to 3 MiB: those of a chunk's busiest device, and of a layer's."""
         _, *chosen = ways(world.size)
         return [{"bytes": number << 20, **way} for number in (1, 2, 3) for way in chosen]
 

@@ -33,7 +33,7 @@ from ...runtime.decisions import SHARE_DIGITS, DispatchModel, PipelineDecision, 
 from ...runtime.wire import Wire, copy_bytes
 from ...solvers.arrays import Floats, Ints
 from ...solvers.pipemoe.seconds import chunk_seconds, layer_seconds
-from ...solvers.ports import Busiest, link_classes
+from ...solvers.ports import Busiest, link_classes, num_peers
 from ...solvers.seconds import (
     Curve,
     Curve3,
@@ -254,7 +254,7 @@ class Pipeline:
 
     def _work(self, cut: Cut) -> tuple[Rows, Work, Rows]:
         """Work per chunk: copies of dispatch, pairs per call of experts, copies of combine, as in `solvers.seconds`."""
-        ports, slots_D, group = self.tally.ports, self.tally.slots, self.scene.cluster.devices_per_node
+        ports, slots_D, cluster = self.tally.ports, self.tally.slots, self.scene.cluster
         assert ports is not None
         assert self.scene.costs is not None
         if self.capacity_factor is None:
@@ -265,8 +265,8 @@ class Pipeline:
                 parts = zip(cut.parts(busiest.port), cut.parts(busiest.beside), cut.parts(rows), strict=True)
                 exchanges.append([(Busiest(port, beside, busiest.even), rows) for port, beside, rows in parts])
             return exchanges[0], cut.parts(self.tally.loads, cut.calls), exchanges[1]
-        peers = {"intra": group - 1, "inter": len(slots_D) - group}
-        slots_C = slots_D[0] * np.array([peers[link] for link in link_classes(self.scene.cluster)])
+        size, group = cluster.num_devices, cluster.devices_per_node
+        slots_C = slots_D[0] * np.array([num_peers(link, size, group) for link in link_classes(cluster)])
         filled = cut.padded_sizes(capacity(self.tally, self.scene.model, self.capacity_factor))
         padded = [
             (Busiest(one[..., None] * slots_C, one[..., None] * slots_D[0], np.ones(1)), one * slots_D.sum())

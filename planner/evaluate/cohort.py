@@ -36,7 +36,7 @@ class Located:
 
 @dataclass(frozen=True, slots=True)
 class Cohort:
-    """Some units of a trace as they run on D devices."""
+    """Units of a trace as they run on D devices."""
 
     #: unit_ids, unit_tokens: the units, ascending, and the tokens of each, `[U]`
     unit_ids: Ints

@@ -91,7 +91,7 @@ def verdict(
     Parameters
     ----------
     metric
-        What to judge by where their `step_s` cannot be compared.
+        Metric to judge by where their `step_s` cannot be compared.
     of
         Its label; None: the first.
     at_least

@@ -37,7 +37,7 @@ class Axis:
         return replace(self, ends=(low, high))
 
     def place(self, values: ArrayLike, start: float, end: float) -> Floats:
-        """Where values are between two coordinates."""
+        """Coordinates of values on an axis that goes from `start` to `end`."""
         assert self.ends is not None
         numbers = np.asarray(values, np.float64)
         (low, high), shown = self.ends, numbers

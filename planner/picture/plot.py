@@ -93,5 +93,5 @@ def _drawn(line: Line, x: Axis, y: Axis, across: tuple[float, float], down: tupl
 
 
 def _together(values: Sequence[ArrayLike | None]) -> Floats:
-    """All values that there are."""
+    """Values of all arrays in one, absent arrays left out."""
     return np.concatenate([np.zeros(0), *(np.asarray(one, np.float64).ravel() for one in values if one is not None)])

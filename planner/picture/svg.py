@@ -99,5 +99,5 @@ def anchor(at: float) -> str:
 
 
 def hover(words: str) -> str:
-    """What stands beside a shape where one points at it, escaped."""
+    """Tooltip of a shape, escaped."""
     return f"<title>{html.escape(words)}</title>" if words else ""

@@ -97,7 +97,7 @@ class Contiguous(PlacementStrategy):
     dispatch_models = ("standard", "coherent")
 
     def variants(self, task: Task, engine: str | None = None) -> Sequence[Params]:
-        """Nothing to try: this is today's placement."""
+        """No variants: experts in order are today's placement."""
         return ()
 
     def solve(self, task: Task) -> Solution:

@@ -11,7 +11,8 @@ import numpy as np
 
 from ...errors import InputError
 from ..measurement import MAX_SECONDS
-from .laws import MIN_SLOPE, Array, least_relative
+from .laws import MIN_SLOPE, least_relative
+from .sizes import Array
 from .surface import Surface
 
 AXES = ("tokens", "experts", "hidden", "ffn")

@@ -170,7 +170,7 @@ class Fit:
 
     @property
     def _integers(self) -> Iterator[int]:
-        """Every size that it names."""
+        """All sizes that the fit names."""
         for held in self.held_out.values():
             yield held.num_sizes
             yield from itertools.chain(*held.sizes)

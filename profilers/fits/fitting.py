@@ -11,10 +11,9 @@ from .experts import AXES, ExpertSurface
 from .fit import Fit, HeldOut, Model, interval
 from .laws import SEQUENCES, AlphaBeta, AttentionLaw
 from .piecewise import MAX_KNOTS, Piecewise
-from .sizes import Sizes, distinct, folds
+from .sizes import Array, Sizes, distinct, folds
 from .surface import MAX_SITES, Surface
 
-Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Fitter = Callable[[Sizes], Model]
 FITTERS: dict[str, Fitter] = {  # simplest first

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from ...errors import InputError
 from ..measurement import MAX_SECONDS
+from .sizes import Array
 
 SEQUENCES = ("batch", "length", "hidden")  # axes of attention
 MIN_SLOPE = 1e-30  # seconds a unit, beyond any hardware: stands for "time does not grow with work"
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from ...errors import InputError
-from .laws import Array
+from .sizes import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ class Sizes:
 
     @classmethod
     def merged(cls, size: Mapping[str, NDArray[np.int64]], works: Array, seconds: Array) -> Self:
-        """Each size that was measured once, at the median of its seconds."""
+        """Distinct sizes, each with the median of its seconds."""
         first, place = distinct(list(size.values()))
         ranked = seconds[np.lexsort((seconds, place))]
         counts = np.bincount(place)

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError
-from .sizes import distinct
+from .sizes import Array, distinct
 
-Array = NDArray[np.float64]
 MAX_KNOTS = 96
 MAX_SITES = 2048
 MAX_LOG_SECONDS = 100.0

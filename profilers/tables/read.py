@@ -30,7 +30,7 @@ class TableFile:
 
     @property
     def name(self) -> str:
-        """For people: "gemm vllm 0.19.0"."""
+        """Name to print, such as "gemm vllm 0.19.0"."""
         return f"{self.path.stem.removesuffix('_perf')} {self.framework} {self.version}"
 
 

@@ -25,7 +25,7 @@ DTYPES = {"half": "fp16", "float16": "fp16", "bfloat16": "bf16", "float": "fp32"
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some columns of a table, `[R]` each: names as text, sizes as int64, times in seconds as float64."""
+    """Columns of a table, `[R]` each: names as text, sizes as int64, times in seconds as float64."""
 
     path: Path
     columns: Mapping[str, NDArray[Any]]
@@ -73,7 +73,7 @@ class Rows:
         return self.where(np.all([self[name] > 0 for name in names], axis=0))
 
     def having(self, name: str, column: NDArray[Any]) -> Self:
-        """With one more column."""
+        """Rows with one more column."""
         return type(self)(self.path, {**self.columns, name: column})
 
     def by(self, name: str, *, most: int = MAX_DISTINCT) -> dict[Any, Self]:

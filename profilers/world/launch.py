@@ -46,7 +46,7 @@ def found_launch() -> Launch | None:
     Raises
     ------
     UsageError
-        They describe a launch, but not where rank 0 listens.
+        The variables describe a launch, but not where rank 0 listens.
     """
     for rank, size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
         if rank not in os.environ or size not in os.environ:

@@ -31,7 +31,7 @@ class Partial:
     Parameters
     ----------
     job
-        What is being done, as a hash: files of another job are swept away.
+        Hash of the job: files of another job are swept away.
 
     Attributes
     ----------

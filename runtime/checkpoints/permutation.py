@@ -30,18 +30,18 @@ HeaderBytes = Annotated[int, Field(ge=8, le=MAX_BYTES + 8)]
 
 @dataclass(frozen=True)
 class Permutation:
-    """For hidden layer i, the old expert that the new expert s is: `old[i][s]`, E numbers, each once."""
+    """Order of experts: new expert s of hidden layer i is old expert `old[i][s]`, E numbers, each once."""
 
     old: Mapping[int, tuple[int, ...]]
 
     @property
     def num_experts(self) -> int:
-        """E."""
+        """Number of experts per layer, E."""
         return len(next(iter(self.old.values())))
 
     @cached_property
     def new(self) -> dict[int, tuple[int, ...]]:
-        """For hidden layer i, the new expert that the old expert e becomes: `new[i][e]`."""
+        """Inverse table: old expert e of hidden layer i becomes new expert `new[i][e]`."""
         return {layer: tuple(np.argsort(old_E).tolist()) for layer, old_E in self.old.items()}
 
     @property

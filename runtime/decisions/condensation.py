@@ -1,8 +1,8 @@
 """Rows that need not travel."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from ...errors import InputError
 from ...profilers.cluster import Cluster
@@ -18,6 +18,7 @@ class CondensationDecision(Decision):
 
     key = "condensation"
     dispatch_models = ("standard",)
+    unwritten = ("tau", "threshold", "target", "h_max", "s1", "s2", "layers", "gains")
 
     #: gate: gate weights times distance (times `gains`) are at most `tau`; star: cosines are at least `threshold`
     criterion: Literal["gate", "star"] = "gate"
@@ -69,7 +70,3 @@ class CondensationDecision(Decision):
         if (self.s1 is None) != (self.s2 is None) or (self.s1 is not None and not self.s1 > (self.s2 or 0.0)):
             raise ValueError(f"s1 {self.s1} and s2 {self.s2}; expected s1 above s2, or neither")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in write(self).items() if value is not None}

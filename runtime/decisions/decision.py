@@ -2,9 +2,9 @@
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, ClassVar, Self, get_args
+from typing import Annotated, Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from ...errors import InputError
 from ...files import size_of
@@ -65,6 +65,12 @@ class Decision(Record):
     key: ClassVar[str]  #: The name of the kind in a plan
     #: Those under which the decision can be carried out; a plan that names none gets the first that suits all
     dispatch_models: ClassVar[tuple[DispatchModel, ...]] = DISPATCH_MODELS
+    #: Fields that are not written where they are None: plans without them keep their hash
+    unwritten: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in write(self).items() if value is not None or name not in self.unwritten}
 
     def check(self, model: ModelSpec, cluster: Cluster, /) -> None:
         """Refuse a decision that does not fit the plan's model or cluster.

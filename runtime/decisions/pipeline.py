@@ -3,9 +3,9 @@
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from ...errors import InputError
 from ...profilers.cluster import Cluster
@@ -39,6 +39,7 @@ class PipelineDecision(Decision):
 
     key = "pipeline"
     dispatch_models = ("standard", "migrating")
+    unwritten = ("shares", "capacity_factor")
 
     #: forward, backward: a degree a layer for each pass; `backward` is None where no backward pass was planned
     forward: tuple[Degree, ...]
@@ -67,8 +68,3 @@ class PipelineDecision(Decision):
             if wrong := [total for total in map(sum, shares or ()) if not math.isclose(total, 1)]:
                 raise ValueError(f"{name} shares of a layer sum to {wrong[0]:.6g}; expected 1")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        optional = ("shares", "capacity_factor")  # not written where absent: plans without them keep their hash
-        return {name: value for name, value in write(self).items() if value is not None or name not in optional}

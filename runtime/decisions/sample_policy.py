@@ -1,9 +1,5 @@
 """Layers that re-home their samples."""
 
-from typing import Any
-
-from pydantic import SerializerFunctionWrapHandler, model_serializer
-
 from ...errors import InputError
 from ...profilers.cluster import Cluster
 from ...solvers.luffy.attention import Law
@@ -16,6 +12,7 @@ class SamplePolicyDecision(Decision):
 
     key = "sample_policy"
     dispatch_models = ("migrating",)
+    unwritten = ("attention",)
 
     method: str
     layers: tuple[Layer, ...]  #: Ordinals of the MoE layers whose combine delivers samples to new homes, ascending
@@ -28,8 +25,3 @@ class SamplePolicyDecision(Decision):
             raise InputError(
                 f"sample_policy of layers {self.layers!s:.80}; expected ascending ordinals below {model.num_layers}"
             )
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Plans without attention keep their hash."""
-        return {name: value for name, value in write(self).items() if value is not None or name != "attention"}

@@ -37,7 +37,7 @@ class MigratingDispatch:
     Parameters
     ----------
     policy
-        What decides the homes of samples.
+        Policy that decides the homes of samples.
     """
 
     def __init__(self, policy: SamplePolicy) -> None:

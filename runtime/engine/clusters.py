@@ -150,7 +150,7 @@ def rounds(serves_Bww: Tensor) -> Tensor:
 
 
 def nearest(room_Bww: Tensor, first_Bw: Tensor) -> Tensor:
-    """Each row with the nearest kept row that serves it; those that are kept stay.
+    """Nearest kept row that serves each row; kept rows serve themselves.
 
     A room of NaN, as an infinite row has, serves nobody.
     """

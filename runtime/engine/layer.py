@@ -50,7 +50,7 @@ class _Last:
     pairs
         Token-expert pairs that were computed here since the last trip began.
     trips
-        Those recorded for a backward pass, while anybody holds their outputs.
+        Trips recorded for a backward pass, while anybody holds their outputs.
     """
 
     routed: RoutedTokens
@@ -75,11 +75,11 @@ class ParallelExperts(nn.Module):
     Parameters
     ----------
     experts
-        Those that this rank owns, called as `experts(x_TM, slots_TK, weight_TK)` once they are beside replicas.
+        Experts that this rank owns, called as `experts(x_TM, slots_TK, weight_TK)` once they are beside replicas.
     chunks
         The pieces in which tokens travel, and the capacity of buffers; None: one piece, nothing is dropped.
     gradient_share
-        What the experts' gradients, which all ranks' losses have part in, are multiplied by.
+        Factor of the experts' gradients, in which all ranks' losses have part.
     shared
         The stacks of weights that layers share; None: each layer has its own.
 
@@ -90,7 +90,7 @@ class ParallelExperts(nn.Module):
     loads
         Where the counts of forwards that train are summed up; None: nobody asks for them.
     condenser
-        What lets some rows stand for others in `forward`; None: all travel.
+        Condenser that lets some rows stand for others in `forward`; None: all travel.
     wire
         The form in which hidden vectors travel to other devices in `forward`; None: as they are.
     """

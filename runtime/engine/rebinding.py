@@ -324,7 +324,7 @@ def _states(weights: Weights, optimizer: torch.optim.Optimizer | None) -> list[_
 
 
 def _kept(weights: Weights, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
-    """What an optimizer keeps of each parameter, where a layer is trained."""
+    """Parameters of a trained layer, each with its state in the optimizer."""
     if optimizer is not None and any(own.requires_grad for own in weights.owned):
         for own in weights.owned:
             yield own, optimizer.state.get(own, {})

@@ -80,7 +80,7 @@ class ReplicaRows:
                 torch._foreach_add_([total[piece] for piece in (cut.mine if mine else given)], adding)
         parts = cut.scatter.reversed().move(_joined(total, [cut.mine], row_RW))
         pieces_O = dict(zip(_flat(cut.out), _split(parts, cut.owned, cut.out), strict=True))
-        return _whole(pieces_O, row_RW).view(len(self.owned), cut.width)
+        return _joined(pieces_O, [sorted(pieces_O)], row_RW).view(len(self.owned), cut.width)
 
     def _cut(self, width: int) -> "_Cut":
         if width not in self.cuts:
@@ -111,7 +111,8 @@ class Outgoing:
         assert self.mine is not None
         (arrived,) = self.exchanged.wait()
         theirs = zip(_flat(self.cut.theirs), _split(arrived, self.cut.kept, self.cut.theirs), strict=True)
-        return _whole(self.mine | dict(theirs), arrived).view(len(self.cut.mine), self.cut.width)
+        pieces = self.mine | dict(theirs)
+        return _joined(pieces, [sorted(pieces)], arrived).view(len(self.cut.mine), self.cut.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +173,3 @@ def _joined(pieces: Sequence[Tensor] | dict[int, Tensor], lists: Iterable[Sequen
 def _split(arrived: Tensor, sizes: Sequence[int], lists: Iterable[Sequence[int]]) -> Sequence[Tensor]:
     """Arrived rows, as pieces in the order of `lists`."""
     return torch.split(arrived, [sizes[number] for number in _flat(lists)])
-
-
-def _whole(pieces: dict[int, Tensor], like: Tensor) -> Tensor:
-    """All pieces by their numbers, one behind the other."""
-    return torch.cat([like.new_empty(0), *(pieces[number] for number in sorted(pieces))])

@@ -42,7 +42,7 @@ class Trip:
     compute
         Partial sums `[m, M]` of received x `[m, M]`, gate weights `[m, K]` and what came beside, int32 `[m, K + G]`.
     weights
-        Those of the experts, which `compute` uses.
+        Weights of the experts, which `compute` uses.
     others
         Further parameters that it uses.
     destination

@@ -69,7 +69,7 @@ class Weights:
     experts
         The module that computes, with parameters `[O, ...]`.
     gradient_share
-        What gradients are multiplied by.
+        Factor of gradients.
     shared
         The stacks that layers share; None: this layer has its own, and parameters lie in them.
 
@@ -78,7 +78,7 @@ class Weights:
     put_off
         Whether gradients of replicas wait for a later backward pass, as under DistributedDataParallel's `no_sync`.
     following
-        Those of the next layer, whose rows travel while this layer computes.
+        Weights of the next layer, whose rows travel while this layer computes.
     """
 
     rows: ReplicaRows | None
@@ -204,7 +204,7 @@ class Weights:
         Raises
         ------
         UsageError
-            They are not those of that version any more.
+            The weights are not those of that version any more.
         """
         if self._replaced:
             self.send()

@@ -172,7 +172,7 @@ def validate(path: str | os.PathLike[str], engine: str, expected: Expected) -> l
     Raises
     ------
     InputError
-        It cannot be read as a file of that engine at all.
+        The file cannot be read as one of that engine at all.
     UsageError
         There is no such engine.
     """

@@ -17,7 +17,7 @@ CELL_S = 1e-6  # of both bounds of a layer pair, a cell
 
 @dataclass(frozen=True, slots=True)
 class KeptBound:
-    """No placement keeps more transitions than `value`, by these `kinds` of bounds."""
+    """Upper bound of transitions kept by any placement, and the `kinds` of bounds that prove it."""
 
     value: float
     kinds: frozenset[str]

@@ -56,7 +56,7 @@ def thorough_bound(
     transitions, slots
         As for `kept_bound`.
     kept
-        What some placement keeps: the closer to the best, the sooner the bound is tight; a guide, no part of the proof.
+        Transitions that some placement keeps: the closer to the best, the sooner the bound is tight; only a guide.
     time_limit_s
         Seconds, compilation apart, after which the best bound so far stands, as it does at a KeyboardInterrupt once the
         descent has begun. Where they do not bite, the inputs alone decide the result.
@@ -113,7 +113,7 @@ class _Descent:
     known
         A bound that is known already.
     kept
-        What some placement keeps.
+        Transitions that some placement keeps.
     deadline
         On the clock of `time.perf_counter`.
     """

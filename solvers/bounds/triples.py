@@ -56,7 +56,7 @@ class Prices:
         return Prices(*(a - step * b for a, b in zip(self._arrays(), direction._arrays(), strict=True)))
 
     def with_floor(self, floor_L: Floats) -> Floats:
-        """By layer and expert `[L, E, E+4]`: share to each expert of the next layer, own, before, after, the floor."""
+        """Prices by layer and expert `[L, E, E+4]`: shares to experts of the next layer, own, before, after, floor."""
         share_LEE = np.concatenate([self.share, np.zeros((1, *self.share.shape[1:]))])
         floor_LE = np.broadcast_to(floor_L[:, None], self.own.shape)
         return np.concatenate([share_LEE, np.stack([self.own, self.before, self.after, floor_LE], axis=2)], axis=2)

@@ -4,8 +4,7 @@ A row's busiest device is relieved until nothing relieves it: by swapping one of
 one replica more of one of its experts, in the slot of a replica elsewhere, or by one less. Then kicks: a few random
 changes, from which the same leads on, to be undone where it leads to no better maximum.
 
-To be imported in the call that needs it. numba renews what it cached of a function when that function's own file
-changes, not that of one it calls: after changing `draws`, delete the cache.
+To be imported in the call that needs it.
 
 Legend: R rows; e experts; p slots on G devices.
 """
@@ -17,10 +16,9 @@ from numpy.typing import NDArray
 
 from ..arrays import Bools, Floats, Ints
 from ..compiled import compiled
-from ..draws import below
+from ..draws import SEED, below
 
 MARGIN = 1 - 1e-12  # of the maximum: less of a gain is rounding
-SEED = 0x9E3779B97F4A7C15
 TRIES = 20
 
 

@@ -190,7 +190,6 @@ class RawBalance:
     """Balance of the published placement."""
 
     balance: float  #: The mean over layers of max/mean device load
-    max_over_mean: float  #: The largest of any layer
     duplicates: int  #: Slots in all layers whose expert is on the same device already: no engine may load such a plan
 
 
@@ -215,4 +214,4 @@ def raw_balance(
     np.add.at(load_LD, (np.arange(num_layers)[:, None], device_P), replica_loads(loads_LE, expert_LP))
     ratio_L = max_over_mean(load_LD[:, slots_D > 0])
     twice = (np.diff(expert_LP, axis=1) == 0) & (np.diff(device_P) == 0)
-    return RawBalance(float(ratio_L.mean()), float(ratio_L.max()), int(twice.sum()))
+    return RawBalance(float(ratio_L.mean()), int(twice.sum()))

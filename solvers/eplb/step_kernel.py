@@ -1,7 +1,6 @@
 """Refinement of one layer for its steps: random changes that lower what the steps' busiest devices hold, compiled.
 
-To be imported in the call that needs it. numba renews what it cached of a function when that function's own file
-changes, not that of one it calls: after changing `draws` or `state`, delete the cache.
+To be imported in the call that needs it.
 
 Legend: B steps; e experts; p slots on G devices; A devices that a change touches.
 """
@@ -13,11 +12,10 @@ from numpy.typing import NDArray
 
 from ..arrays import Bools, Floats, Ints
 from ..compiled import compiled
-from ..draws import below
+from ..draws import SEED, below
 from .kernel import State, place, replace, state_of, swap
 
 MARGIN = 1e-9  # less of a gain is rounding
-SEED = 0x9E3779B97F4A7C15
 SAMPLE = 256  # steps, by which changes are dropped early
 LEAST = 8  # work of a draw
 PATIENCE = 100  # changes without gain, a slot, that end it

@@ -65,7 +65,7 @@ def solve(
         and all nodes are placed alike, for sources that send alike. quota, lp: each step is split so that its busiest
         device holds as little as can be (`step_split`), and the placement is refined for that.
     workers
-        What refines the layers; None: threads. The placement is the same whichever do.
+        Workers that refine the layers; None: threads. The placement is the same whichever do.
 
     Returns
     -------

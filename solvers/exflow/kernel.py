@@ -1,7 +1,6 @@
 """Annealing by block moves, compiled: some experts of two devices are dealt anew over all layers at once (`messages`).
 
-To be imported in the call that needs it. numba renews what it cached of a function when that function's own file
-changes, not that of one it calls: after changing `draws`, `state` or `messages`, delete the cache.
+To be imported in the call that needs it.
 
 Legend: L MoE layers; P places a layer, experts first and weightless ones behind; D devices; N nodes (0: one level);
 K = 2 m experts dealt a layer, m of them to device p.

@@ -98,7 +98,7 @@ class Run:
             self.incumbent.target = value
 
     def _sweep_first(self) -> None:
-        """All that sweeps find with this seed, where that is little of the budget.
+        """Run all sweeps of this seed first, where that is little of the budget.
 
         Without replicas homes are never worth less then.
         """

@@ -65,7 +65,7 @@ class Goal:
         return {"device": slots, "node": slots.reshape(self.cluster.num_nodes, -1).sum(axis=1)}
 
     def bound(self, kept: Mapping[Level, KeptBound]) -> KeptBound:
-        """No placement has more value, where none keeps more transitions on places of each of the `levels`."""
+        """Upper bound of any placement's value, from bounds of the transitions kept at each of the `levels`."""
         device, node = kept["device"], kept.get("node", kept["device"])
         return KeptBound((self.rho - 1) * node.value + device.value, device.kinds | node.kinds)
 

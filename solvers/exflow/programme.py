@@ -174,7 +174,7 @@ class Incumbent:
     start
         The first layout; by default experts in their own order.
     terms
-        What counts for the value besides the programme.
+        Terms that count for the value besides the programme.
     """
 
     def __init__(

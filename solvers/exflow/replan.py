@@ -53,9 +53,9 @@ def reconsider(
     Parameters
     ----------
     transitions, coactivation, loads, max_load
-        Those that `found` was found for (`exflow.solve`).
+        Inputs that `found` was found for (`exflow.solve`).
     price
-        What a move costs, in transitions (or pairs) that stay on one device. At least a hundredth of the value over all
+        Cost of a move, in transitions (or pairs) that stay on one device. At least a hundredth of the value over all
         experts, so that of placements that are worth about the same the one that moves fewest is taken.
     time_limit_s
         A cap on seconds; searches of the size of 24 layers x 32 experts end by themselves in one or two.

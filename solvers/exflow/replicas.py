@@ -31,7 +31,7 @@ def with_replicas(
     loads
         `[L, E]`.
     value
-        What a placement is worth, more is better; of equals the one by loads is taken.
+        Value of a placement, more is better; of equals the one by loads is taken.
     budget
         Once its time is out, remaining layers get the nearest replicas, which takes next to none, and nothing else is
         tried.

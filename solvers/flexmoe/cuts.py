@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..arrays import Bools, Ints
 from ..compiled import compiled
 from ..draws import below
-from ..quota import Holders, least, pour, poured, relieve
+from ..quota import FAR, Holders, least, pour, poured, relieve
 from .seconds import over_steps
 from .state import holds, slots_in
 
@@ -20,7 +20,6 @@ SURE = 8  # of these in any case; the others where they promise more than the be
 WIDTH = 8  # devices outside the cut that take something
 BUSIEST = 4  # devices whose slots may be traded
 KICK = 3  # trades
-FAR = 2**62
 PARTS = 1 << 20  # in which slack is counted
 
 

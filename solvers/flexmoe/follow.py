@@ -155,7 +155,7 @@ def follow(
     quantile
         Of records' seconds, by which it is told what a change saves; 0: their mean.
     workers
-        What replays the layers; None: threads. The run is the same whichever do, but for its `planning_s`.
+        Workers that replay the layers; None: threads. The run is the same whichever do, but for its `planning_s`.
     """
     rule = DEALS.index(split)
     layers = (

@@ -34,7 +34,7 @@ def initial(
     policy
         Its evaluations; none: few operations for balance alone.
     workers
-        What places the layers; None: threads. The tables are the same whichever do.
+        Workers that place the layers; None: threads. The tables are the same whichever do.
 
     Notes
     -----

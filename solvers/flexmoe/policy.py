@@ -1,4 +1,4 @@
-"""When replicas follow the load, and how: the trigger, the horizon, and the search for a placement that pays.
+"""Policy by which replicas follow the load: the trigger, the horizon, and the search for a placement that pays.
 
 Legend: W records of the window; M micro-batches; E experts; D devices, S slots of each.
 """

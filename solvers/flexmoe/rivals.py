@@ -19,7 +19,7 @@ class Stay:
     window: int = 1
 
     def __call__(self, seen: Seen) -> Ints | None:
-        """None."""
+        """Keep the placement."""
         return None
 
 

@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 from ..arrays import Bools, Floats, Ints
 from ..compiled import compiled
 from ..draws import below, unit
-from ..quota import least, nearest
+from ..quota import FAR, least, nearest
 from .costs import Costs
 from .seconds import busiest, exchange_seconds, link_ratio, over_steps, served_ports, sums_seconds
 from .state import holders_in, holds, sum_ports
 
 EMPTY = -1
 DRAWN = 2  # of what could be put somewhere, the one that spares most traffic is
-FAR = 2**62
 HOPED, MORE = 0.9, 2.0  # of exchanges, what a move may leave; of the latest vector's gain, the others'
 COOLING = 1.25e-6  # of the value at the start: how much less an evaluation lets a move cost, with probability 1 / e
 TRADE, ADD, REPLACE, DROP, SPREAD, KINDS = 8, 12, 15, 17, 19, 20  # moves of each kind in twenty, added up

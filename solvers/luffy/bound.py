@@ -22,7 +22,7 @@ CLOSE = 0.03  # of a value: bounds that are nearer to it are not sought
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """No homes with the longest sample at `home` take fewer than `seconds`, by weights of ports and of devices."""
+    """Lower bound of the seconds of homes with the longest sample at `home`, by weights of ports and devices."""
 
     seconds: float
     home: int | None  #: None: wherever it is
@@ -33,7 +33,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
-    """No homes take fewer than `seconds`: one case, or one for each home of the longest sample."""
+    """Lower bound of the seconds of any homes: one case, or one for each home of the longest sample."""
 
     cases: tuple[Case, ...]
 

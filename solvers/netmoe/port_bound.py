@@ -18,7 +18,7 @@ RATE, SLOWER = 20.0, 0.6  # of the weights' growth: valid at any, chosen for a h
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PortBound:
-    """No homes make the exchanges shorter than `seconds`; the weights of the ports that prove it, `[X, C, 2, D]`."""
+    """Lower bound of the exchanges' seconds, and the weights of ports that prove it, `[X, C, 2, D]`."""
 
     seconds: float
     weights: Floats

@@ -30,7 +30,7 @@ def predict_next(counts: ArrayLike, transitions: ArrayLike) -> Floats:
 
 
 def global_next(counts: ArrayLike, transitions: ArrayLike) -> Floats:
-    """Same prediction for all samples, `[I, F]`: next frequencies in the fit, times a sample's mean copies."""
+    """Copies predicted alike for all samples, `[I, F]`: next frequencies in the fit, times a sample's mean copies."""
     counts_IE, weights_EF = _checked(counts, transitions)
     return np.tile(_frequency(weights_EF) * counts_IE.sum() / len(counts_IE), (len(counts_IE), 1))
 

@@ -67,7 +67,7 @@ def rehome(
     copies_ID, pairs_I
         The copies of each sample to every device in this layer, and its token-expert pairs, its length here.
     next_copies
-        Those of the next layer, as predicted, `[I, D]`; None: not looked at.
+        Copies of the next layer, as predicted, `[I, D]`; None: not looked at.
     copy_bytes
         Of a hidden vector; None where it is not known.
     bounded

@@ -70,7 +70,7 @@ def one_stage(units: Ints, capacity: Ints, devices_per_node: int, ratio: float, 
     Parameters
     ----------
     ratio
-        What a copy between nodes costs, in copies inside a node.
+        Cost of a copy between nodes, in copies inside a node.
     """
     on_node_IN = units.reshape(len(units), -1, devices_per_node).sum(axis=2)
     near_ID = np.repeat(on_node_IN, devices_per_node, axis=1)

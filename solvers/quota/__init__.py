@@ -21,12 +21,13 @@ import numpy as np
 
 from ..arrays import Ints
 from ..compiled import compiled
-from .holders import Holders, holders_of, in_cells, slots_of
+from .holders import FAR, Holders, holders_of, in_cells, slots_of
 from .loads import least, pour, poured, relieve
 from .traffic import nearest
 from .turns import deal, furthest_behind, in_turn
 
 __all__ = [
+    "FAR",
     "Holders",
     "deal",
     "furthest_behind",
@@ -53,7 +54,7 @@ def split(pairs: Ints, holders: Holders, ratio: int) -> tuple[Ints, int]:
     pairs
         `[E, D]`: token-expert pairs by expert and source.
     ratio
-        What a pair that crosses nodes costs of one that crosses devices; 1: as much.
+        Cost of a pair that crosses nodes over that of one that crosses devices.
 
     Notes
     -----

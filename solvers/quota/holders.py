@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..arrays import Ints
 from ..compiled import compiled
 
-FAR = np.int64(2**62)  # more pairs than there are
+FAR = 2**62  # more pairs than there are
 
 
 class Holders(NamedTuple):

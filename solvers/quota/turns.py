@@ -1,4 +1,4 @@
-"""Who takes which pairs: shares dealt to sources, and an expert's pairs to its devices in turn; compiled.
+"""Pairs dealt out: shares to sources, and an expert's pairs to its devices in turn; compiled.
 
 Legend: E experts; P slots; D devices.
 """

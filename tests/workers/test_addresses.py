@@ -13,19 +13,17 @@ from typing import Never
 import pytest
 
 from moeplan.errors import UsageError
-from moeplan.workers import clusters, opened
+from moeplan.workers import backend_of, clusters, opened
 from tests.workers import cases
 
-SOON_S = 30  # 3 s, and the start of seven commands at once
+PACKAGES = {"ray": "ray", "dask": "distributed"}
+SOON_S = 30  # 3 s, and the start of three commands at once
 COMMAND = """
 from moeplan.planner.cli import main
 from moeplan.workers import clusters
 clusters.ANSWER_S = 3
 main()
 """
-NOBODY = ("nohost.invalid:1", "localhost:1")
-
-
 NONE = ("", "0", "-1", "-3", "1e9", "nan", "99999", "many", "slurm", "dask", "dask://", "dask://host", "dask://x:99999")
 NO_RAY = ("ray:/x", "ray://", "ray://a b:1", "ray://x:65536", "ray://x:-1", "ray://x:1:2")
 
@@ -60,13 +58,25 @@ def silent() -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
+@pytest.mark.parametrize("host", ["nohost.invalid:1", "localhost:1"])
+@pytest.mark.parametrize(("scheme", "package"), PACKAGES.items())
+def test_a_host_that_does_not_listen_is_named(
+    scheme: str, package: str, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'moeplan[{scheme}]'")
+    monkeypatch.setattr(clusters, "ANSWER_S", 1)
+    monkeypatch.setenv(clusters.RAY_TRY_S, "1")
+    with pytest.raises(UsageError, match=rf"^--workers {scheme}://{host}: nothing answers there \("):
+        backend_of(f"{scheme}://{host}")
+
+
 def test_a_command_says_in_one_line_where_nothing_answers(tmp_path: Path) -> None:
-    schemes = [scheme for scheme, package in (("ray", "ray"), ("dask", "distributed")) if has(package)]
+    schemes = [scheme for scheme, package in PACKAGES.items() if importlib.util.find_spec(package) is not None]
     if not schemes:
         pytest.skip("neither ray nor dask is installed: pip install 'moeplan[dask,ray]'")
     cases.written(tmp_path / "traces")
     with silent() as address:
-        names = [f"{scheme}://{where}" for scheme in schemes for where in (*NOBODY, address)]
+        names = [f"{scheme}://{address}" for scheme in schemes]
         started, commands = time.monotonic(), [asked(name, tmp_path) for name in ("-3", *names)]
         said = [command.communicate(timeout=SOON_S) for command in commands]
     assert time.monotonic() - started < SOON_S
@@ -75,10 +85,6 @@ def test_a_command_says_in_one_line_where_nothing_answers(tmp_path: Path) -> Non
     for name, (out, errors) in zip(names, said[1:], strict=True):
         assert (out, errors.count("\n")) == ("", 1), errors
         assert f"--workers {name}: nothing answers there (" in errors
-
-
-def has(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
 
 
 def asked(workers: str, folder: Path) -> "subprocess.Popen[str]":

@@ -24,7 +24,7 @@ from moeplan.workers.tasks import FEWER
 from tests.workers import cases
 from tests.workers.interrupted import gone, started
 
-KILL_RUNS = int(os.environ.get("MOEPLAN_KILL_RUNS", "3"))
+KILL_RUNS = int(os.environ.get("MOEPLAN_KILL_RUNS", "2"))
 LOST = f"a worker process died 3 times at one task (SIGKILL); {FEWER}"
 
 

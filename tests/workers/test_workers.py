@@ -52,14 +52,14 @@ def wanted(package: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def ray() -> Iterator[None]:
-    """A Ray that runs on this machine, which `ray` joins."""
+def ray() -> Iterator[str]:
+    """The address of a Ray that runs on this machine, which `ray` joins."""
     wanted("ray")
     import ray
 
     paths = {"PYTHONPATH": str(ROOT)}
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": paths})
-    yield
+    yield ray.get_runtime_context().gcs_address
     ray.shutdown()
 
 
@@ -69,7 +69,8 @@ def dask() -> Iterator[str]:
     wanted("distributed")
     from distributed import LocalCluster
 
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:  # type: ignore[no-untyped-call]
+    sizes = {"n_workers": 2, "threads_per_worker": 1}
+    with LocalCluster(**sizes, dashboard_address=":0") as cluster:  # type: ignore[no-untyped-call]
         yield cluster.scheduler_address.replace("tcp://", "dask://")
 
 
@@ -93,13 +94,13 @@ def in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
     return cases.written(tmp_path / "traces")
 
 
-# The page, before a Ray runs that its commands would join
+# The page
 
 PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 PACKAGES = {"Ray, beside vLLM or verl": "ray", "Dask": "distributed"}
 PYTHON = shlex.quote(sys.executable)
-COMMANDS = {  # scripts of a virtual environment break when it is moved
-    "moeplan": f'exec {PYTHON} -I -m moeplan.planner.cli "$@"',
+COMMANDS = {  # scripts of a virtual environment break when it is moved; the example is written once for all sections
+    "moeplan": f'[ "$2" = example ] && exec cp -r "$EXAMPLE" "$5"; exec {PYTHON} -I -m moeplan.planner.cli "$@"',
     "dask": f'exec {PYTHON} -m dask "$@"',
     # What srun does, for -n N COMMAND: N processes at once, each told its number.
     "srun": 'shift; N=$1; shift; for i in $(seq 0 $((N - 1))); do SLURM_PROCID=$i SLURM_NTASKS=$N "$@" & done; wait',
@@ -117,13 +118,13 @@ def sections() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
-    """The files of the example's counts, made by one process."""
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page's example as `traces`, and its `counts`, made by one process."""
     folder = tmp_path_factory.mktemp("alone")
     for words in ("trace example gpt-oss-20b -o traces", "trace count traces -o counts --workers 1"):
         command = [sys.executable, "-I", "-m", "moeplan.planner.cli", *words.split()]
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
-    return contents(folder / "counts")
+    return folder
 
 
 def contents(folder: Path) -> list[bytes]:
@@ -132,16 +133,18 @@ def contents(folder: Path) -> list[bytes]:
 
 @pytest.mark.parametrize("title", sections())
 def test_the_commands_of_a_section_give_the_counts_of_one_process(
-    title: str, alone: list[bytes], tmp_path: Path
+    title: str, example: Path, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     if title in PACKAGES:
         wanted(PACKAGES[title])
     places = tmp_path / "bin"
+    joined = {"RAY_ADDRESS": request.getfixturevalue("ray")} if PACKAGES.get(title) == "ray" else {}
+    path = f"{places}:{os.environ['PATH']}"
+    env = os.environ | {"PATH": path, "EXAMPLE": str(example / "traces")} | joined
     places.mkdir()
     for name, line in COMMANDS.items():
         (places / name).write_text(f"#!/bin/bash\n{line}\n")
         (places / name).chmod(0o755)
-    env = os.environ | {"PATH": f"{places}:{os.environ['PATH']}", "COLUMNS": "100"}
     with (tmp_path / "said").open("w+") as said:
         script = ["bash", "-ec", sections()[title]]
         process = subprocess.Popen(script, cwd=tmp_path, env=env, stdout=said, stderr=said, start_new_session=True)
@@ -152,7 +155,7 @@ def test_the_commands_of_a_section_give_the_counts_of_one_process(
                 os.killpg(process.pid, signal.SIGKILL)  # what stays in the background
         said.seek(0)
         assert code == 0, said.read()
-    assert contents(tmp_path / "counts") == alone
+    assert contents(tmp_path / "counts") == contents(example / "counts")
 
 
 def test_every_scheduler_of_the_page_is_run() -> None:

@@ -113,7 +113,7 @@ def _tokens(
 
 
 def _named(record: dict[str, Any]) -> list[str]:
-    """Some keys, none long enough to fill a line."""
+    """The first keys of a record, none long enough to fill a line."""
     return [key[:40] for key in sorted(record)[:5]]
 
 

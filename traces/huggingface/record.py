@@ -56,7 +56,7 @@ def record_model(
     Parameters
     ----------
     name, tokenizer
-        What the trace calls the model, and says of the tokenizer (`tokenizer_label`).
+        Names of the model and of its tokenizer in the trace (`tokenizer_label`).
     generate
         Tokens decoded and recorded after each prompt, fewer where the model ends its text.
     router
@@ -117,7 +117,7 @@ class _Progress:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Some prompts: their ordinals int64 `[B]`, token ids int64 and positions int32 `[B, S]`, 0 and -1 in padding."""
+    """Batch of prompts: ordinals int64 `[B]`, token ids int64 and positions int32 `[B, S]`, 0 and -1 in padding."""
 
     samples: NDArray[np.int64]
     tokens: NDArray[np.int64]

@@ -76,7 +76,7 @@ def import_trace(
     hidden_size, ffn_size, kv_size, dtype_bytes
         Of the model (see `ModelSpec`), where the file does not say; bytes are predicted only where they are known.
     workers
-        What parses the lines of Megatron-LM's files; the trace is the same whichever does.
+        Workers that parse the lines of Megatron-LM's files; the trace is the same whichever does.
 
     Raises
     ------

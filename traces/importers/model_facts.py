@@ -29,7 +29,7 @@ def model_of(source: Source, config: ModelSpec | None, asked: Facts, name: str) 
     config
         Of its config.json, where there is one.
     asked
-        What was asked for, by the names of `ModelSpec`, and `kv_size`; None where nothing was.
+        Facts asked for, by the names of `ModelSpec`, and `kv_size`; None where nothing was.
     name
         The model's where nothing says one.
 
@@ -40,7 +40,7 @@ def model_of(source: Source, config: ModelSpec | None, asked: Facts, name: str) 
     MismatchError
         The recording and config.json are not of one model.
     UsageError
-        What was asked for is not what the files say.
+        Facts asked for are not those of the files.
     """
     facts = _flat(dict(source.model))
     for key, value in (_flat(asdict(config)) if config else {}).items():

@@ -126,7 +126,7 @@ def numbered_lines(path: Path, most_bytes: int, expected: str = "an object a lin
 def parsed_lines(
     parse: Callable[[int, bytes], T | None], path: Path, most_bytes: int, workers: Workers = SERIAL
 ) -> Iterator[T]:
-    """What `parse` makes of the number and the text of each line, in order, but for None; workers parse many at a time.
+    """Values that `parse` makes of each line's number and text, in order, None left out; workers parse many at a time.
 
     InputError of a line, as `parse` and `numbered_lines` raise it, comes after what the lines before it gave.
     """

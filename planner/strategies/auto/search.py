@@ -113,7 +113,7 @@ class Search:
     def components(self) -> Iterator[Component]:
         """Components that the use, the engine and the dispatch model asked for allow.
 
-        Those that shift load come first, and those that search long last.
+        Strategies that shift load come first, and those that search long last.
         """
         asked, use, engine = self.task.request.dispatch_model, self.task.use, self.engine
         asked = asked if self.task.wire is None else WIRED

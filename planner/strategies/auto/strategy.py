@@ -39,7 +39,7 @@ class Auto(Strategy):
     table = staticmethod(table)
 
     def variants(self, task: Task, engine: str | None = None) -> Sequence[Params]:
-        """None: it is no part of itself."""
+        """No variants: auto does not try itself."""
         return ()
 
     def check(self, task: Task) -> None:

@@ -136,7 +136,7 @@ class Exflow(PlacementStrategy):
         return replace(solution, options=solution.options.model_copy(update={"replanned": cost}))
 
     def apply_flags(self, plan: Plan) -> str | None:
-        """None: replacing the plan in force, where there is one, does not pay."""
+        """No flags; None where replacing the plan in force does not pay."""
         cost = PlacementOptions.of(plan).replanned
         return "" if cost is None or cost.pays else None
 

@@ -79,7 +79,7 @@ def scheduled(scene: Scene, runs: Mapping[str, Run]) -> Schedule:
 
 
 def decides(*, timed: bool) -> Literal["seconds", "balance"]:
-    """What of a run decides between policies."""
+    """Figure of a run by which policies are chosen."""
     return "seconds" if timed else "balance"
 
 

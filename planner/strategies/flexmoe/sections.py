@@ -18,7 +18,7 @@ RUNTIME = {
 
 
 def table(plan: Plan, part: Part) -> Table:
-    """Every rule beside today: seconds, balance, what moves, how often placements change, and time to decide."""
+    """Table of every rule beside today: seconds, balance, moves, changes of placements, and time to decide."""
     options, rows, decision = RebalancingOptions.of(plan), part.contenders, plan.decisions.rebalancing
     assert decision is not None
     followed = options.followed

@@ -77,7 +77,7 @@ class Flexmoe(Strategy):
         return BALANCE
 
     def variants(self, task: Task, engine: str | None = None) -> Sequence[Params]:
-        """None: auto holds samples out by hash, and this goes by time."""
+        """No variants: auto holds samples out by hash, and flexmoe by time."""
         return ()
 
     def why_auto_skips(self, task: Task) -> str:

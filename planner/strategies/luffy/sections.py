@@ -6,9 +6,8 @@ from ....runtime.plan import Metric, Part, Plan
 from ...document import Section, Text
 from ...evaluate.metrics import AROUND, ATTENTION, EXCHANGE, MOVED
 from ...figures import contender_of, figure_of, percent
-from ..netmoe.options import SamplePolicyOptions
+from ..netmoe.options import PLAN, SamplePolicyOptions
 
-PLAN = "plan/migrating"
 DEALT = {
     "dealt/standard": "dealing samples by length, once per step in a data loader,",
     "dealt by cost/standard": "dealing samples by their attention, once per step in a data loader,",

@@ -8,6 +8,8 @@ from pydantic import Field
 from ....runtime.plan import Metric
 from ...options import Options
 
+PLAN = "plan/migrating"  # label of the plan among its contenders
+
 
 class SamplePolicyOptions(Options):
     """Record of how samples were re-homed, and of the most that this could save."""
@@ -32,5 +34,5 @@ class SamplePolicyOptions(Options):
 
     @property
     def locality_index(self) -> float:
-        """No homes save more than this share of the blind copies."""
+        """Largest share of the blind copies that any homes save."""
         return 1 - self.least_copies / self.blind_copies if self.blind_copies else 0.0

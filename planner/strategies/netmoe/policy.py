@@ -20,8 +20,8 @@ from ...evaluate.journey import Contender, Journey
 from ...evaluate.price import SOURCES
 from ...evaluate.traffic import SampleTraffic
 from ...task import Task
+from .options import PLAN
 
-PLAN = "plan/migrating"
 # Simpler ways than a policy, where they are rivals of it, by the option that keeps the gain over the best of them.
 SIMPLER = {
     "over_dealt": ("dealt/standard", "dealt by cost/standard"),

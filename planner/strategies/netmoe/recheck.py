@@ -23,8 +23,8 @@ from ....traces.count_form import CountTrace
 from ...certify.certificate import Certificate
 from ...evaluate.metrics import EXCHANGE
 from ..strategy import Recheck
-from .options import SamplePolicyOptions
-from .policy import PLAN, TRIED, fitted_predictor, locality, over, tried
+from .options import PLAN, SamplePolicyOptions
+from .policy import TRIED, fitted_predictor, locality, over, tried
 
 CLOSE = 1e-4  # relative to the largest: float32
 
@@ -219,7 +219,7 @@ def _least_busiest(traffic: Traffic, room: int, channels: Channels) -> float:
 
 
 def weighted_ports(traffic: Traffic, weights: Floats, channels: Channels) -> tuple[float, Floats]:
-    """At these weights of the ports `[X, C, 2, D]` the seconds to start, and those of each sample on each device."""
+    """Seconds to start and seconds of each sample on each device, at weights of the ports `[X, C, 2, D]`."""
     cost_ID = np.zeros_like(traffic.gather)
     for copies_ID, (sent_CD, received_CD) in zip(traffic.exchanges, weights.transpose(0, 2, 1, 3), strict=True):
         weight_CDD = sent_CD[:, :, None] + received_CD[:, None, :]

@@ -8,7 +8,7 @@ from ...document import Section, Text
 from ...evaluate.metrics import COPIES, EXCHANGE, FAR_BYTES, MOVED, NODE_COPIES
 from ...evaluate.price import STEP
 from ...figures import TimeUnit, contender_of, figure_of, percent
-from .options import SamplePolicyOptions
+from .options import PLAN, SamplePolicyOptions
 
 SAVED = {
     FAR_BYTES: "bytes between nodes",
@@ -16,7 +16,7 @@ SAVED = {
     COPIES: "copies between devices",
     EXCHANGE: "seconds of dispatch and combine",
 }
-PLAN, BLIND = "plan/migrating", "unpredicted/migrating"
+BLIND = "unpredicted/migrating"
 
 
 def remarks(plan: Plan, part: Part) -> Iterator[str]:

@@ -25,8 +25,8 @@ from ...params import Params
 from ...task import Task
 from ..strategy import Solution, Strategy, sidecar
 from . import NetmoeParams
-from .options import SamplePolicyOptions
-from .policy import PLAN, TRIED, fitted_predictor, locality, over, tried
+from .options import PLAN, SamplePolicyOptions
+from .policy import TRIED, fitted_predictor, locality, over, tried
 from .recheck import recheck
 from .sections import remarks, sections
 
@@ -55,7 +55,7 @@ class Netmoe(Strategy):
     sections = staticmethod(sections)
 
     def variants(self, task: Task, engine: str | None = None) -> Sequence[Params]:
-        """None where attention is timed, too: there luffy weighs it beside the exchanges."""
+        """No variants where attention is timed, too: luffy weighs it beside the exchanges there."""
         costs = task.scene.costs
         return (
             ()

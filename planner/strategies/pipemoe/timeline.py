@@ -61,7 +61,7 @@ class Timeline:
 
 
 def timelines(plan: Plan, layer: int) -> list[Timeline]:
-    """Each pass of a layer, in one piece, then in the plan's chunks where these are several.
+    """Timelines of a layer's passes, each in one piece, then in the plan's chunks where these are several.
 
     InputError where the plan decides no pipeline; UsageError where there is no such layer.
     """
@@ -127,7 +127,7 @@ def pictures(plan: Plan, folder: Path, task: object) -> Iterator[Section]:
 
 
 def pictures_of(passes: Sequence[Timeline]) -> list[Bars]:
-    """Every pass on one scale: a bar a stage, a part of it a chunk, numbered where they are few."""
+    """Pictures of passes on one scale: a bar per stage, with a part per chunk, numbered where these are few."""
     unit = TimeUnit.up_to(max(one.seconds for one in passes))
     axis = Axis(unit.name, ends=(0.0, max(one.seconds for one in passes) * unit.per_s or 1.0))
     return [Bars(one.title, [_bar(one, *lane, unit) for lane in one.lanes()], axis) for one in passes]

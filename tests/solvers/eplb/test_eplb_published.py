@@ -104,7 +104,6 @@ def test_raw_is_the_published_algorithm_with_its_duplicates(rng: Generator) -> N
     duplicates = sum(len(pack) - len(set(pack)) for packs, _ in layers for pack in packs)
     found = eplb.raw_balance(load, Cluster(1, 4), slots=3)
     assert found.balance == pytest.approx(np.mean(ratios))
-    assert found.max_over_mean == pytest.approx(max(ratios))
     assert found.duplicates == duplicates > 0
 
 
