@@ -15,7 +15,7 @@ from ...solvers.placement import Placement
 from ..document import Section, Text, to_console
 from ..evaluate.metrics import METRICS
 from ..evaluate.price import STEP
-from ..figures import TimeUnit, contender_table, percent
+from ..figures import TimeUnit, contender_table, link_text, percent
 from ..options import EvaluationOptions, SecondsOptions
 from ..replay.report import replayed_sections
 from ..strategies.registry import chosen_by, decided_by
@@ -68,11 +68,14 @@ def strategies_of(plan: Plan) -> list[Strategy]:
 
 
 def about(plan: Plan) -> str:
-    """Strategies, dispatch, model and cluster of a plan."""
+    """Strategies, dispatch, model and cluster of a plan, with the links as given that time it."""
     model, wire = plan.model, f", {plan.decisions.wire} rows" if plan.decisions.wire else ""
+    sources = SecondsOptions.of(plan).sources.values() if SecondsOptions.key in plan.options else ()
+    links = [f"{kind} {link_text(link)}" for kind, link in plan.cluster.links.items() if f"link {kind}" in sources]
     return (
         f"{' + '.join(plan.strategies)}, {plan.dispatch_model} dispatch{wire}; {model.name}: {model.num_layers} MoE"
         f" layers x {model.num_experts} experts, top-{model.top_k}; cluster {plan.cluster}"
+        f"{', links as given: ' * bool(links)}{'; '.join(links)}"
     )
 
 

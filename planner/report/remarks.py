@@ -20,7 +20,6 @@ from ..figures import (
     figure_of,
     headlines,
     legend,
-    link_text,
     percent,
     shown,
 )
@@ -262,9 +261,6 @@ def _trust(plan: Plan, part: Part) -> Iterator[str]:
         shares.setdefault(percent(extrapolated[name]), []).append(METRICS[name].column)
     if listed := "; ".join(f"{', '.join(names)} in {share} of layers" for share, names in shares.items()):
         yield f"outside the sizes measured, so that their seconds are extrapolated: {listed}"
-    for kind, link in plan.cluster.links.items():
-        if f"link {kind}" in options.sources.values():
-            yield f"timed by link {kind} as given, not measured: {link_text(link)}"
     if options.other_dtype:
         yield f"{' and '.join(options.other_dtype)} as measured in another dtype than the model's"
     if options.noisy and METRICS[plan.verdict.metric].unit == "seconds":
