@@ -266,10 +266,7 @@ def _is_of(plan: Plan, profile: str | os.PathLike[str]) -> bool:
 def _index(
     plans: Sequence[LoadedPlan], source: Trace | CountTrace, phases: Sequence[Phase], num_devices: int
 ) -> UnitIndex | SampleIndex:
-    """Index of the units that plans are judged by: whole samples where plans move these, steps where plans go by time.
-
-    Both at once are refused by `_check`.
-    """
+    """Index of the units that judge plans: whole samples where plans move these, steps where plans go by time."""
     if any(plan.moves_samples for plan in plans):
         return index_samples(source, phases=phases or None)
     by_time = any(plan.strategy.by_time for plan in plans)

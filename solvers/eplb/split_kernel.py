@@ -7,7 +7,7 @@ Legend: B steps; E experts; p slots on D devices.
 
 import numpy as np
 
-from ..arrays import Bools, Floats, Ints
+from ..arrays import Bools, Ints
 from ..compiled import compiled
 from ..draws import SEED, below, unit
 from ..quota import Holders, least, slots_of
@@ -76,9 +76,13 @@ def refine_split(pairs: Ints, table: Ints, first: Ints, pinned: Bools, allowed: 
         changed[j] = x
         if not alone:
             changed[i] = y
-        after = slots_of(changed, first, num_experts)
-        sum_of, steps = _sum_within(limit, pairs, mean, order, after, other, proved)
-        looked += steps
+        after, sum_of = slots_of(changed, first, num_experts), float(num_steps)
+        for b in order:
+            other[b] = _ratio(pairs[b], mean[b], after, proved[b])
+            sum_of += other[b] - 1
+            looked += 1
+            if sum_of > limit:
+                break
         if sum_of > limit:
             continue
         table[:], held[q, x], held[q, y], holders = changed, True, False, after
@@ -91,20 +95,6 @@ def refine_split(pairs: Ints, table: Ints, first: Ints, pinned: Bools, allowed: 
         if total < lowest - 1e-12:
             best[:], lowest = table, total
     return best
-
-
-@compiled
-def _sum_within(
-    limit: float, pairs: Ints, mean: Floats, order: Ints, holders: Holders, ratio: Floats, proof: Bools
-) -> tuple[float, int]:
-    """Sum over steps of max/mean and the steps looked at, in their order, of which those beyond the limit are not."""
-    total = float(len(order))
-    for i, b in enumerate(order):
-        ratio[b] = _ratio(pairs[b], mean[b], holders, proof[b])
-        total += ratio[b] - 1
-        if total > limit:
-            return total, i + 1
-    return total, len(order)
 
 
 @compiled

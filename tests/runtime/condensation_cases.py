@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from moeplan.runtime.engine.traffic import Traffic
 from moeplan.runtime.expert_parallel import ExpertParallelModel
 from moeplan.runtime.plan import Plan
 from moeplan.runtime.whole import full_state_dict
-from tests.runtime.rank_cases import Case
+from tests.runtime.rank_cases import Case, passed, same
 from tests.runtime.worlds import own, refusal_of
 
 PLAIN = Case("standard", (2, 2, 2, 2), (3, 2, 2, 2), rule="even", gradients=True, seed=30, length=20)
@@ -98,17 +99,18 @@ def plan_of(case: Case, **decided: Any) -> Plan:
 def _condensed(rank: int, case: Case, decided: dict[str, Any]) -> Condensed:
     plan = plan_of(case, **decided)
     model = parallelize(case.model(), plan, gradients="sum")
-    logits, gradients, traffic = _run(model, case, rank)
+    logits, gradients, traffic = passed(model, case, rank)
     other = parallelize(case.model(), plan, gradients="sum")
     _checkpoint(other, reentrant=bool(case.forward))
-    again = same(_run(other, case, rank, change=0.01), (logits, gradients, traffic))
+    change = partial(setattr, other.condensation, "tau", 0.01)
+    again = same(passed(other, case, rank, change), (logits, gradients, traffic))
     without = parallelize(case.model(), case.plan(), gradients="sum")
-    expected, bare = _run(without, case, rank), list[bool]()
+    expected, bare = passed(without, case, rank), list[bool]()
     for tau in (None, 0.0):
         unmoved = parallelize(case.model(), plan, gradients="sum")
         assert unmoved.condensation is not None
         unmoved.condensation.tau = tau
-        bare.append(same(_run(unmoved, case, rank), expected))
+        bare.append(same(passed(unmoved, case, rank), expected))
     return Condensed(
         logits,
         gradients,
@@ -118,32 +120,6 @@ def _condensed(rank: int, case: Case, decided: dict[str, Any]) -> Condensed:
         (bare[0], bare[1]),
         _spared(model, case, rank),
     )
-
-
-Run = tuple[np.ndarray, dict[str, np.ndarray], Traffic]
-
-
-def same(one: Run, other: Run) -> bool:
-    """Whether outputs, gradients and traffic are equal to the bit."""
-    equal = one[1].keys() == other[1].keys() and one[2] == other[2]
-    pairs = [(one[0], other[0]), *((one[1][name], other[1][name]) for name in other[1])]
-    return equal and len(pairs) > 10 and all(np.array_equal(*pair) for pair in pairs)
-
-
-def _run(model: ExpertParallelModel, case: Case, rank: int, *, change: float | None = None) -> Run:
-    mine = own(case.batches, rank)
-    logits = model(case.tokens()[mine], case.samples()[mine])
-    traffic = model.traffic
-    if change is not None:
-        assert model.condensation is not None
-        model.condensation.tau = change
-    (logits * case.upstream()[mine]).sum().backward()
-    gradients = {
-        name.replace("experts.local", "experts"): p.grad.double().numpy()
-        for name, p in model.model.named_parameters()
-        if p.grad is not None
-    }
-    return logits.detach().double().numpy(), gradients, traffic
 
 
 def _checkpoint(model: ExpertParallelModel, *, reentrant: bool = False) -> None:

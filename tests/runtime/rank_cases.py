@@ -13,6 +13,8 @@ from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
 from moeplan.runtime.decisions import ChunkShares, PipelineDecision
+from moeplan.runtime.engine.traffic import Traffic
+from moeplan.runtime.expert_parallel import ExpertParallelModel
 from moeplan.runtime.plan import Plan
 from moeplan.solvers.placement import Placement
 from tests.runtime.plans import made_plan, random_placement
@@ -165,3 +167,28 @@ def answer(rank: int, case: Case) -> Answer:
         num_parameters=sum(p.numel() for p in model.parameters()),
         owned=[block.owned for block in model.blocks],
     )
+
+
+Run = tuple[np.ndarray, dict[str, np.ndarray], Traffic]
+
+
+def passed(model: ExpertParallelModel, case: Case, rank: int, between: Callable[[], object] = lambda: None) -> Run:
+    """Logits, gradients and traffic of a step, with something done before its backward pass; ranks call it together."""
+    mine = own(case.batches, rank)
+    logits = model(case.tokens()[mine], case.samples()[mine])
+    traffic = model.traffic
+    between()
+    (logits * case.upstream()[mine]).sum().backward()
+    gradients = {
+        name.replace("experts.local", "experts"): p.grad.double().numpy()
+        for name, p in model.model.named_parameters()
+        if p.grad is not None
+    }
+    return logits.detach().double().numpy(), gradients, traffic
+
+
+def same(one: Run, other: Run) -> bool:
+    """Whether outputs, gradients and traffic are equal to the bit."""
+    equal = one[1].keys() == other[1].keys() and one[2] == other[2]
+    pairs = [(one[0], other[0]), *((one[1][name], other[1][name]) for name in other[1])]
+    return equal and len(pairs) > 10 and all(np.array_equal(*pair) for pair in pairs)

@@ -41,7 +41,7 @@ from moeplan.runtime.whole import full_state_dict
 from moeplan.solvers.flexmoe import Seen, follow
 from tests.runtime.plans import COSTS, eager, made_plan
 from tests.runtime.rank_cases import Case
-from tests.runtime.replica_cases import OPTIMIZERS, Lamb
+from tests.runtime.replica_cases import OPTIMIZERS, Lamb, loss_of
 from tests.runtime.worlds import own, refusal_of
 
 STEPS, RESUMED_AT, EXPERTS = 50, 11, 8
@@ -161,7 +161,7 @@ def in_one_process(run: Run, num_ranks: int) -> Trained:
     for step in range(run.steps):
         with torch.autocast("cpu", torch.bfloat16, enabled=run.autocast):
             logits = [model(run.tokens(case, step, part)) for part in range(run.micro)]
-        losses = [_loss(one, case.upstream()).sum() for one in logits]
+        losses = [loss_of(one, case.upstream()).sum() for one in logits]
         loss = sum(losses, torch.zeros(())) / run.micro / num_ranks
         loss.backward()  # type: ignore[no-untyped-call]
         answer.losses.append(loss.item())
@@ -180,10 +180,6 @@ def _end(run: Run, step: int, optimizer: torch.optim.Optimizer, parameters: Iter
             parameter.data.mul_(0.99)  # behind autograd's back
             for value in optimizer.state[parameter].values():
                 value.data.mul_(0.9 if value.ndim else 1)
-
-
-def _loss(logits: Tensor, upstream: Tensor) -> Tensor:
-    return (logits - upstream).square().mean((1, 2))
 
 
 def trained(world: World, runs: list[Run]) -> list[Trained]:
@@ -263,7 +259,7 @@ def _step(world: World, run: Run, loop: Any, optimizer: torch.optim.Optimizer, s
         with loop.no_sync() if part + 1 < run.micro else mock.MagicMock():
             with torch.autocast("cpu", torch.bfloat16, enabled=run.autocast):
                 logits = loop(run.tokens(case, step, part)[mine])
-            loss = _loss(logits, case.upstream()[mine]).sum() / run.micro
+            loss = loss_of(logits, case.upstream()[mine]).sum() / run.micro
             counts += [np.bincount(routed.ids.flatten(), minlength=EXPERTS) for routed in spread.routed]
             answer.computed.append(spread.traffic.loads if part + 1 == run.micro else [])
             loss.backward()  # type: ignore[no-untyped-call]
@@ -420,7 +416,7 @@ def _by_itself(world: World) -> np.ndarray:
 def _backward(world: World, run: Run, spread: ExpertParallelModel, step: int) -> None:
     case = run.case(world.size)
     mine = own(case.batches, world.rank)
-    loss = _loss(spread(run.tokens(case, step, 0)[mine]), case.upstream()[mine]).sum()
+    loss = loss_of(spread(run.tokens(case, step, 0)[mine]), case.upstream()[mine]).sum()
     loss.backward()  # type: ignore[no-untyped-call]
 
 
@@ -629,7 +625,7 @@ def _other_steps(world: World) -> dict[str, list[Any]]:
         optimizer = torch.optim.SGD(spread.parameters(), lr=0.01)
 
         def closure(spread: Any = spread, told: list[Any] = told) -> None:
-            loss = _loss(spread(run.tokens(case, len(told), 0)[mine]), case.upstream()[mine]).sum()
+            loss = loss_of(spread(run.tokens(case, len(told), 0)[mine]), case.upstream()[mine]).sum()
             loss.backward()  # type: ignore[no-untyped-call]
             told.append(loss.item())
 

@@ -94,7 +94,7 @@ def in_one_process(training: Training, num_ranks: int) -> Trained:
     model, losses, saved = case.model(), list[float](), dict[str, Tensor]()
     optimizer = OPTIMIZERS[training.optimizer](model.parameters())
     for step in range(STEPS):
-        loss = _loss(model(case.tokens(step)), case.upstream()).sum() / num_ranks
+        loss = loss_of(model(case.tokens(step)), case.upstream()).sum() / num_ranks
         loss.backward()  # type: ignore[no-untyped-call]
         losses.append(loss.item())
         optimizer.step()
@@ -104,7 +104,7 @@ def in_one_process(training: Training, num_ranks: int) -> Trained:
     return Trained(losses, model.state_dict(), optimizer.state_dict(), saved)
 
 
-def _loss(logits: Tensor, upstream: Tensor) -> Tensor:
+def loss_of(logits: Tensor, upstream: Tensor) -> Tensor:
     return (logits - upstream).square().mean((1, 2))
 
 
@@ -124,7 +124,7 @@ def _trained(world: World, training: Training) -> Trained:
             loop = DistributedDataParallel(spread)
             optimizer = OPTIMIZERS[training.optimizer](loop.parameters())
         with _broken(training.broken, step):
-            loss = _loss(loop(case.tokens(step)[mine]), case.upstream()[mine]).sum()
+            loss = loss_of(loop(case.tokens(step)[mine]), case.upstream()[mine]).sum()
             answer.equal &= _compare(spread, world, answer)
             loss.backward()  # type: ignore[no-untyped-call]
         total = loss.detach().clone()

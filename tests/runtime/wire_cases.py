@@ -13,8 +13,8 @@ from moeplan.runtime import parallelize
 from moeplan.runtime.decisions import CondensationDecision
 from moeplan.runtime.engine.traffic import Traffic
 from moeplan.runtime.expert_parallel import ExpertParallelModel
-from tests.runtime.rank_cases import Case
-from tests.runtime.worlds import own, refusal_of
+from tests.runtime.rank_cases import Case, Run, passed, same
+from tests.runtime.worlds import refusal_of
 
 PLAIN = Case("standard", (2, 2, 2, 2), (3, 2, 1, 2), rule="even", gradients=True, seed=50, length=9)
 CONDENSED = replace(PLAIN, batches=(3, 2, 2, 2), length=20, seed=30)
@@ -51,7 +51,7 @@ class Wired:
     owned: list[list[int]]
     again: bool  #: Whether checkpointed blocks give the same bits
     amp: tuple[np.ndarray, Traffic]  #: Logits and traffic under autocast to bfloat16
-    bare: tuple[np.ndarray, dict[str, np.ndarray], Traffic]  #: Of a plan without fp8 rows
+    bare: Run  #: Of a plan without fp8 rows
     #: Samples, positions and experts of its tokens by layer
     routed: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
 
@@ -73,36 +73,15 @@ def run_wired(world: World, _payload: None) -> Answer:
 def _wired(rank: int, case: Case, decided: dict[str, Any]) -> Wired:
     beside = {"condensation": CondensationDecision(**decided)} if decided else {}
     model = parallelize(case.model(), case.plan(wire="fp8", **beside), gradients="sum")
-    found = _run(model, case, rank)
+    found = passed(model, case, rank)
     routed = [(of.sample.numpy(), of.position.numpy(), of.ids.numpy()) for of in model.routed]
     other = parallelize(case.model(), case.plan(wire="fp8", **beside), gradients="sum")
     _checkpoint(other)
-    again = _same(_run(other, case, rank), found)
+    again = same(passed(other, case, rank), found)
     with torch.autocast("cpu", torch.bfloat16):
-        mixed, _, traffic = _run(parallelize(case.model(), case.plan(wire="fp8", **beside)), case, rank)
-    bare = _run(parallelize(case.model(), case.plan(**beside), gradients="sum"), case, rank)
+        mixed, _, traffic = passed(parallelize(case.model(), case.plan(wire="fp8", **beside)), case, rank)
+    bare = passed(parallelize(case.model(), case.plan(**beside), gradients="sum"), case, rank)
     return Wired(*found, [block.owned for block in model.blocks], again, (mixed, traffic), bare, routed)
-
-
-Run = tuple[np.ndarray, dict[str, np.ndarray], Traffic]
-
-
-def _run(model: ExpertParallelModel, case: Case, rank: int) -> Run:
-    mine = own(case.batches, rank)
-    logits = model(case.tokens()[mine], case.samples()[mine])
-    (logits * case.upstream()[mine]).sum().backward()
-    gradients = {
-        name.replace("experts.local", "experts"): p.grad.double().numpy()
-        for name, p in model.model.named_parameters()
-        if p.grad is not None
-    }
-    return logits.detach().double().numpy(), gradients, model.traffic
-
-
-def _same(one: Run, other: Run) -> bool:
-    """Whether outputs, gradients and traffic are equal to the bit."""
-    pairs = [(one[0], other[0]), *((one[1][name], other[1][name]) for name in one[1])]
-    return one[1].keys() == other[1].keys() and one[2] == other[2] and all(np.array_equal(*pair) for pair in pairs)
 
 
 def _checkpoint(model: ExpertParallelModel) -> None:

@@ -43,7 +43,9 @@ from tests.workers import cases
 from tests.workers.interrupted import gone, started
 
 ROOT = Path(__file__).parents[2]
-WAYS = ("1", "2", "auto", "ray", "dask")
+WAYS = ("2", "ray", "dask", "1", "auto")
+#: What starts other processes: "1" is this one, and "auto" is for work of less than a second.
+in_other_processes = pytest.mark.parametrize("there", WAYS[:3], indirect=True)
 
 
 def wanted(package: str) -> None:
@@ -215,7 +217,7 @@ def test_a_value_that_was_sent_to_all_is_itself_among_the_arguments(there: Worke
     assert list(there.map(cases.length, [(value, number) for number in range(5)])) == [1_000_000 + n for n in range(5)]
 
 
-@pytest.mark.parametrize("way", ["2", "ray", "dask"])
+@pytest.mark.parametrize("way", WAYS[:3])
 def test_inside_a_worker_auto_is_serial_and_there_is_one_thread(way: str, request: pytest.FixtureRequest) -> None:
     with opened(spec_of(way, request)) as workers:
         assert workers.submit(cases.place).result() == ("Serial", 1, "1")
@@ -245,6 +247,7 @@ def counted(trace: Trace, workers: Workers, folder: Path) -> list[bytes]:
     return [path.read_bytes() for names in parts for path in names]
 
 
+@in_other_processes
 def test_counts_are_the_same_bytes_wherever_parts_are_counted(in_parts: Trace, there: Workers, tmp_path: Path) -> None:
     assert len([*in_parts.runs()]) == 12
     here = counted(in_parts, SERIAL, tmp_path / "here")
@@ -252,6 +255,7 @@ def test_counts_are_the_same_bytes_wherever_parts_are_counted(in_parts: Trace, t
     assert len(here) == 3
 
 
+@in_other_processes
 def test_statistics_are_the_same_wherever_parts_are_read(in_parts: Trace, there: Workers, tmp_path: Path) -> None:
     here, elsewhere = (pickle.dumps(cases.described(in_parts, one)) for one in (SERIAL, there))
     assert elsewhere == here
@@ -269,6 +273,7 @@ def test_a_run_of_parts_is_counted_as_one_trace_is(tmp_path: Path, monkeypatch: 
     assert (pickle.dumps(cases.described(trace, SERIAL)), counted(trace, SERIAL, tmp_path / "runs")) == whole
 
 
+@in_other_processes
 def test_an_import_is_the_same_wherever_lines_are_parsed(
     there: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,6 +344,7 @@ def noting(submit: Any, by: list[Any]) -> Any:
     return noted
 
 
+@in_other_processes
 @pytest.mark.parametrize("rule", ["even", "lp"])
 def test_placements_are_the_same_wherever_layers_are_refined(there: Workers, rule: Any) -> None:
     loads_BLE = np.random.default_rng(0).gamma(0.5, 100, (40, 4, 16)).astype(np.int64)
@@ -349,6 +355,7 @@ def test_placements_are_the_same_wherever_layers_are_refined(there: Workers, rul
     assert tables[0].tobytes() == tables[1].tobytes()
 
 
+@in_other_processes
 def test_runs_are_the_same_wherever_layers_are_placed_and_replayed(there: Workers) -> None:
     records = np.random.default_rng(1).poisson(20, (12, 3, 1, 8, 4)).astype(np.int64)
     start = np.tile(np.arange(8).reshape(4, 2), (3, 1, 1))
@@ -360,7 +367,7 @@ def test_runs_are_the_same_wherever_layers_are_placed_and_replayed(there: Worker
     assert (runs[0].operations, runs[0].changes) == (runs[1].operations, runs[1].changes)
 
 
-@pytest.mark.parametrize("way", ["2", "ray", "dask"])
+@pytest.mark.parametrize("way", WAYS[:3])
 def test_the_task_of_a_lost_worker_runs_again(way: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     with opened(spec_of(way, request)) as workers:
         rows = [(number, str(tmp_path)) for number in range(3)]

@@ -57,11 +57,8 @@ class Netmoe(Strategy):
     def variants(self, task: Task, engine: str | None = None) -> Sequence[Params]:
         """No variants where attention is timed, too: luffy weighs it beside the exchanges there."""
         costs = task.scene.costs
-        return (
-            ()
-            if costs is not None and costs.attention is not None and costs.exchange
-            else super().variants(task, engine)
-        )
+        timed = costs is not None and costs.attention is not None and costs.exchange
+        return () if timed else super().variants(task, engine)
 
     def judged_on(self, scene: Scene, dispatch_model: DispatchModel) -> str:
         """Seconds of both exchanges; where nothing times them, bytes between nodes, copies where bytes are not known;
