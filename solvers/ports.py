@@ -25,22 +25,22 @@ def link_classes(cluster: Cluster) -> tuple[LinkClass, ...]:
     return (*inside, "inter") if cluster.num_nodes > 1 else inside
 
 
-def num_peers(link: str, num_devices: int, devices_per_node: int) -> int:
+def num_peers(link: LinkClass, num_devices: int, devices_per_node: int) -> int:
     """Number of devices that a device reaches over a link class."""
     return devices_per_node - 1 if link == "intra" else num_devices - devices_per_node
 
 
 class Busiest(NamedTuple):
-    """What decides how long an exchange takes in each link class, `[..., C]`."""
+    """Sizes that decide the time of an exchange in each link class, `[..., C]`."""
 
-    port: NDArray[Any]  #: Copies through the port that is busiest
-    beside: NDArray[Any]  #: Those that devices send themselves beside it
-    even: Floats  #: The mean port's part of the busiest one's copies; 1 where none has any
+    port: NDArray[Any]  #: Copies through the busiest port
+    beside: NDArray[Any]  #: Copies that the busiest device sends itself, beyond `port`
+    evenness: Floats  #: Copies of the mean port over those of the busiest one; 0 where nothing crosses
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Share that devices of a node have in its link to other nodes."""
+    """Rule by which devices of a node share its link to other nodes."""
 
     devices_per_node: int = 1
     shared_by: float = 1.0  #: As `Link.shared_by`: how many times as fast a device is alone; 1: nothing is shared
@@ -52,7 +52,7 @@ class Sharing:
         return cls(cluster.devices_per_node, 1.0 if link is None else link.shared_by)
 
     def busiest(self, copies: NDArray[np.number], kept: Ints | int = 0) -> Busiest:
-        """What decides how long each link class takes.
+        """Sizes that decide the time of an exchange in each link class.
 
         Parameters
         ----------
@@ -82,7 +82,7 @@ class Sharing:
             far = np.maximum(port_C[..., -1] / self.shared_by, far_2NG.mean(axis=-1).max(axis=(-2, -1)))  # (1)
             port_C = np.concatenate([port_C[..., :-1], far[..., None]], axis=-1)
         mean_C = copies.mean(axis=(-2, -1))
-        return Busiest(port_C, beside_C, np.divide(mean_C, port_C, out=np.ones_like(mean_C), where=port_C > 0))
+        return Busiest(port_C, beside_C, np.divide(mean_C, port_C, out=np.zeros_like(mean_C), where=port_C > 0))
 
 
 ALONE = Sharing()

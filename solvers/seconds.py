@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..profilers.fits.fit import Prediction
 from .arrays import Bools, Floats, Ints
-from .ports import ALONE, Busiest, Sharing, num_peers
+from .ports import ALONE, Busiest, LinkClass, Sharing, num_peers
 
 Curve = Callable[[Floats], Prediction]  # bytes through the busiest port in one direction -> seconds
 Curve2 = Callable[[Floats, Floats], Prediction]
@@ -70,8 +70,8 @@ def exchange_seconds(
 def port_seconds(busiest: Busiest, copy_bytes: float, curves: Sequence[Curve3]) -> list[Prediction]:
     """Seconds of an exchange in each link class, `[B, L]` each, of what decides them, `[B, L, C]`, as (2)."""
     port_BLC, most_BLC = (copy_bytes * n.astype(np.float64) for n in (busiest.port, busiest.port + busiest.beside))
-    even_BLC = np.broadcast_to(busiest.even, port_BLC.shape)
-    found = [curve(port_BLC[..., c], most_BLC[..., c], even_BLC[..., c]) for c, curve in enumerate(curves)]
+    evenness_BLC = np.broadcast_to(busiest.evenness, port_BLC.shape)
+    found = [curve(port_BLC[..., c], most_BLC[..., c], evenness_BLC[..., c]) for c, curve in enumerate(curves)]
     return [only_where(most_BLC[..., c] > 0, seconds) for c, seconds in enumerate(found)]
 
 
@@ -143,7 +143,11 @@ def attention_seconds(tokens: Ints, contexts: Ints, curve: Curve3, calls: Ints |
 
 
 def gather_seconds(
-    tokens: NDArray[np.number], kv_bytes: float, devices_per_node: int, classes: Sequence[str], curves: Sequence[Curve]
+    tokens: NDArray[np.number],
+    kv_bytes: float,
+    devices_per_node: int,
+    classes: Sequence[LinkClass],
+    curves: Sequence[Curve],
 ) -> list[Prediction]:
     """Seconds of gathering K and V of all tokens on every device, in each link class, `[B, L]` each.
 
@@ -185,7 +189,7 @@ def step_seconds(layers: Prediction, num_layers: int) -> Prediction:
 
 
 def scaled(factor: float | NDArray[Any], part: Prediction) -> Prediction:
-    """A prediction, `[B, L]`, times a factor: a number, or one each."""
+    """A prediction, `[B, L]`, times a factor: a number, or an array that broadcasts."""
     return Prediction(factor * part.seconds, factor * part.low, factor * part.high, part.extrapolated)
 
 

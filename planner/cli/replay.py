@@ -49,6 +49,7 @@ def replay(
     from ..replay.job import replay as run
     from ..replay.report import replay_report
     from ..replay.result import beside
+    from ..report.next_step import after_replay
     from ..request import profile_for
 
     asked = Experiment(
@@ -61,7 +62,7 @@ def replay(
         seed=seed,
     )
     with progress() as say:
-        found = run(asked, device=device, keep=save, on_progress=say)
+        found = run(asked, device=device, will_keep=save, on_progress=say)
     if found is None:  # not rank 0 of a launched world
         return
     done, write = found
@@ -74,7 +75,7 @@ def replay(
     if save and not as_json:
         print(f"wrote     {', '.join(str(beside(plan)) for plan in plans)}")
     if done.gaining and not as_json:
-        print(f"next: moeplan apply {done.gaining[0]}")
+        print(f"next: {after_replay(Path(done.gaining[0]))}")
     if not done.gaining:
         more = f"; --rounds {2 * rounds} shows smaller ones" if done.undecided and 2 * rounds <= MOST_ROUNDS else ""
         raise NoBenefitError(f"no gain above the noise of {done.noise:.1%}{more}")

@@ -263,13 +263,14 @@ class Pipeline:
                 busiest = self.scene.costs.shared.busiest(copies, kept)
                 rows = encoded_rows(copies, kept) if self.wire else np.zeros(copies.shape[:2], np.int64)
                 parts = zip(cut.parts(busiest.port), cut.parts(busiest.beside), cut.parts(rows), strict=True)
-                exchanges.append([(Busiest(port, beside, busiest.even), rows) for port, beside, rows in parts])
+                exchanges.append([(Busiest(port, beside, busiest.evenness), rows) for port, beside, rows in parts])
             return exchanges[0], cut.parts(self.tally.loads, cut.calls), exchanges[1]
         size, group = cluster.num_devices, cluster.devices_per_node
         slots_C = slots_D[0] * np.array([num_peers(link, size, group) for link in link_classes(cluster)])
         filled = cut.padded_sizes(capacity(self.tally, self.scene.model, self.capacity_factor))
+        own_C = slots_D[0] * (np.arange(len(slots_C)) == 0)
         padded = [
-            (Busiest(one[..., None] * slots_C, one[..., None] * slots_D[0], np.ones(1)), one * slots_D.sum())
+            (Busiest(one[..., None] * slots_C, one[..., None] * own_C, np.ones(1)), one * slots_D.sum())
             for one in filled
         ]
         pairs = [(one // cut.calls)[:, :, None] * slots_D * len(slots_D) for one in filled]

@@ -151,8 +151,8 @@ class _Part:
 def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster: Cluster, model: ModelSpec) -> _Part:
     """Curves of a collective, one a link class, of the first case that is there.
 
-    Of the exchange ("dispatch") over the sizes of `exchange_seconds`, of the all-gather ("kv")
-    over the former alone. `onward` where exchanges after which tokens live elsewhere were measured.
+    Of the exchange ("dispatch") over the sizes of `exchange_seconds`, of the all-gather ("kv") over bytes through the
+    busiest port alone. `onward` where exchanges after which tokens live elsewhere were measured.
     """
     size = model.attention.kv_size if part == "kv" else model.hidden_size
     if not (size and model.dtype_bytes):

@@ -3,6 +3,9 @@
 Legend: N nodes; P ranks of a collective.
 """
 
+from dataclasses import dataclass
+from typing import Self
+
 import numpy as np
 
 from ...errors import InputError
@@ -16,6 +19,7 @@ from ...solvers.ports import LinkClass
 from ...solvers.seconds import Curve, Curve3, only_where, scaled, total
 
 COUNT_BYTES = 8  # of an int64
+APART = 0.05  # of two evennesses at least, for the time between them to be more than noise
 
 
 def half_trip(series: Series, places: int, shared_by: float, moves: int = 0) -> Curve3:
@@ -32,12 +36,12 @@ def half_trip(series: Series, places: int, shared_by: float, moves: int = 0) -> 
 
     Notes
     -----
-    Measured were exchanges whose mean port has a part e of the busiest port's bytes, and even ones. One whose mean port
-    has a part x takes, with w = (x - e) / (1 - e) limited to 0 to 1,
+    With t_e a round trip as uneven as measured ones, whose mean port has a part e of the busiest port's bytes, and t_1
+    an even one that keeps the least part measured, k, an exchange whose mean port has a part x takes half of
 
-        (1 - w) t_e + w t_1                                                                                     (1)
+        t_e(s, h) + w (t_1(s, k) - t_e(s, k)),        w = (x - e) / max(1 - e, `APART`) limited to 0 to 1       (1)
 
-    As earlier versions measured it, t_e.
+    Profiles of earlier versions have no t_1: w is 0.
     """
     assert series.fit is not None
     axes = series.fit.axes
@@ -46,33 +50,46 @@ def half_trip(series: Series, places: int, shared_by: float, moves: int = 0) -> 
             f"the profile's {series.key} does not tell how much ranks keep, as earlier versions measured it;"
             " measure again: moeplan profile"
         )
-    shares, mean = _measured(series.ranks, places, shared_by)
+    measured, (least, _) = Measured.of(series.ranks, places, shared_by), series.fit.measured["kept"]
 
-    def curve(port: Floats, most: Floats, even: Floats) -> Prediction:
+    def least_kept(sent: Floats, even: int) -> Prediction:
+        return scaled(0.5, _trip(series, 0, sent / (1 - least / 100), least, even))
+
+    def curve(port: Floats, most: Floats, evenness: Floats) -> Prediction:
         """Seconds of one way, `[B, L]`."""
-        uneven, evened = (_one_way(series, moves, port * share, most - port, kind) for kind, share in enumerate(shares))
-        if "even" not in axes:
-            return uneven
-        part = np.clip((even - mean) / (1 - mean), 0.0, 1.0)
-        ends = (1 - part, uneven), (part, evened)
-        return total([scaled(weight, only_where(weight > 0, end)) for weight, end in ends])  # (1)
+        parts = [_one_way(series, moves, port * measured.uneven, most - port)]
+        weight = np.clip((evenness - measured.evenness) / max(1 - measured.evenness, APART), 0.0, 1.0)
+        if "even" in axes and weight.any():
+            ends = (weight, least_kept(port * measured.even, 1)), (-weight, least_kept(port * measured.uneven, 0))
+            parts += [scaled(factor, only_where(weight > 0, end)) for factor, end in ends]
+        return total(parts)  # (1)
 
     return curve
 
 
-def _measured(ranks: int, places: int, shared_by: float) -> tuple[tuple[float, float], float]:
-    """Bytes that the busiest rank of P sent in uneven and in even exchanges, for each byte that decides their time.
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Exchanges of P ranks as they were measured."""
 
-    And the mean port's bytes in uneven ones. Of the P - 1 other ranks P - P / N are on other nodes: so much of a port's
-    bytes crosses between nodes. Where a device alone is f times as fast, what was measured counts by the larger of a
-    port's part 1 / f, and the mean part of a device of the busiest node (`Sharing.busiest`).
-    """
-    share, (busiest, mean) = (ranks - 1) / (ranks - ranks / places), node_shares(ranks, places)
-    uneven = share if shared_by == 1 else 1 / max(1 / (shared_by * share), busiest)
-    return (uneven, share), mean * uneven
+    #: uneven, even: bytes that the busiest rank sent for each byte that decides how long it took
+    uneven: float
+    even: float
+    evenness: float  #: Of uneven ones, as `Busiest` has it
+
+    @classmethod
+    def of(cls, ranks: int, places: int, shared_by: float) -> Self:
+        """Those over so many places.
+
+        Of the P - 1 other ranks P - P / N are on other nodes: so much of a port's bytes crosses between nodes. Where a
+        device alone is f times as fast, what was measured counts by the larger of a port's part 1 / f, and the mean
+        part of a device of the busiest node (`Sharing.busiest`).
+        """
+        even, (busiest, mean) = (ranks - 1) / (ranks - ranks / places), node_shares(ranks, places)
+        uneven = even if shared_by == 1 else 1 / max(1 / (shared_by * even), busiest)
+        return cls(uneven, even, mean * uneven)
 
 
-def _one_way(series: Series, moves: int, sent: Floats, beside: Floats, even: int) -> Prediction:
+def _one_way(series: Series, moves: int, sent: Floats, beside: Floats) -> Prediction:
     """Half of a round trip whose busiest rank sends so many bytes and keeps so many beside, `[B, L]` each.
 
     Notes
@@ -92,10 +109,10 @@ def _one_way(series: Series, moves: int, sent: Floats, beside: Floats, even: int
     kept = 100 * (1 - sent / handled)
     within = np.clip(kept, least, largest)
     beyond = np.maximum(kept - largest, 0) / max(largest - least, 1)
-    sends = _trip(series, moves, sent / (1 - within / 100), within, even)
+    sends = _trip(series, moves, sent / (1 - within / 100), within)
     if not beyond.any():
         return Prediction(sends.seconds / 2, sends.low / 2, sends.high / 2, sends.extrapolated)
-    ends = _trip(series, moves, handled, least, even), _trip(series, moves, handled, largest, even)
+    ends = _trip(series, moves, handled, least), _trip(series, moves, handled, largest)
     levels = {}
     for name in ("seconds", "low", "high"):
         floor, fewer, more = (getattr(one, name) for one in (sends, *ends))
@@ -104,10 +121,10 @@ def _one_way(series: Series, moves: int, sent: Floats, beside: Floats, even: int
     return Prediction(**levels, extrapolated=sends.extrapolated | over)
 
 
-def _trip(series: Series, moves: int, handled: Floats, kept: Floats | float, even: int) -> Prediction:
+def _trip(series: Series, moves: int, handled: Floats, kept: Floats | float, even: int = 0) -> Prediction:
     """A round trip of which the busiest rank handles so many bytes and keeps so many percent of them."""
-    size: dict[str, Floats | float] = {"bytes": np.maximum(handled, 1.0), "kept": kept, "moves": moves, "even": even}
     assert series.fit is not None
+    size: dict[str, Floats | float] = {"bytes": np.maximum(handled, 1.0), "kept": kept, "moves": moves, "even": even}
     return predicted(series, {axis: size[axis] for axis in series.fit.axes})
 
 

@@ -66,14 +66,14 @@ def replay(
     asked: Experiment,
     *,
     device: str = "cpu",
-    keep: bool = False,
+    will_keep: bool = False,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Replayed, Callable[[], None]] | None:
     """Run recorded steps under plans on ranks of this machine, or on those that were launched.
 
     Parameters
     ----------
-    keep
+    will_keep
         Refuse plans beside which nothing can be written (`result.beside`).
 
     Returns
@@ -87,7 +87,7 @@ def replay(
         A rank was lost; other errors are those of `prepare`.
     """
     launch = found_launch()
-    if keep and (launch is None or launch.rank == 0):
+    if will_keep and (launch is None or launch.rank == 0):
         for plan in asked.plans:
             check_target(beside(plan))
     prepared = prepare(asked, on_progress)

@@ -20,7 +20,8 @@ def replay_report(done: Replayed, console: Console, *, asked: int | None = None)
     """Print what every plan gains, then seconds measured and predicted; of fewer tokens than `asked`, that too."""
     remarks = [*_remarks(done)]
     if asked is not None and done.num_steps == 1 and done.num_tokens < asked:
-        remarks.append(f"there are no more whole samples of the {asked:,} tokens asked for: record more")
+        rest = "samples" if done.seen else "samples that no plan was fitted to"
+        remarks.append(f"{done.num_tokens:,} of the {asked:,} tokens asked for: no more {rest}; record more")
     to_console([Section("", (Text.of(*_answers(done)), *_tables(done), Text.of(*remarks)))], console)
 
 
@@ -42,9 +43,9 @@ def replayed_sections(plan: Plan, path: Path) -> list[Section]:
 
 def _answers(done: Replayed) -> Iterator[str]:
     for way in done.ways[1:]:
-        gain = f"{_share(way.gain.value)} of the step ({_share(way.gain.high)} to {_share(way.gain.low)}"
         steps = [one.predicted[STEP].value for one in (way, done.ways[0]) if STEP in one.predicted]
-        gain += f"; predicted {_share(1 - steps[0] / steps[1])})" if len(steps) == 2 else ")"
+        predicted = f"; predicted {_share(1 - steps[0] / steps[1])}" if len(steps) == 2 else ""
+        gain = f"{_share(way.gain.value)} of the step ({_share(way.gain.high)} to {_share(way.gain.low)}{predicted})"
         yield f"replayed here, {way.name}: {gain} in the median round: {done.verdict(way)} {percent(done.noise, 1)}"
 
 

@@ -77,8 +77,9 @@ class Replayed:
 
     @property
     def gaining(self) -> list[str]:
-        """The plans whose gain is above the noise."""
-        return [way.name for way in self.ways[1:] if way.gain.low > self.noise]
+        """The plans whose gain is above the noise, the largest gain first."""
+        above = [way for way in self.ways[1:] if way.gain.low > self.noise]
+        return [way.name for way in sorted(above, key=lambda way: -way.gain.value)]
 
     @property
     def undecided(self) -> bool:

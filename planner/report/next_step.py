@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...errors import MoeplanError
 from ...runtime.exports import ENGINES, PERMUTED, engines_of, prepared, titled
-from ...runtime.plan import Plan
+from ...runtime.plan import Plan, load
 from ..options import EvaluationOptions
 from ..strategies.registry import chosen_by, decided_by
 from .answer import NOTHING_TO_GAIN, WORSE, carried, doubt
@@ -70,6 +70,11 @@ def per_engine(plan: Plan, path: Path) -> dict[str, str]:
 def needs_force(plan: Plan) -> bool:
     """Check whether `moeplan apply` refuses a plan whose own verdict, with an interval, is that it does not pay."""
     return plan.verdict is not None and plan.verdict.value == "none" and plan.verdict.gain.low is not None
+
+
+def after_replay(path: Path) -> str:
+    """What to type once a plan was faster than today here, whatever its own verdict."""
+    return _apply(path) + " --force" * needs_force(load(path))
 
 
 def _apply(path: Path) -> str:

@@ -68,14 +68,15 @@ def strategies_of(plan: Plan) -> list[Strategy]:
 
 
 def about(plan: Plan) -> str:
-    """Strategies, dispatch, model and cluster of a plan, with the links as given that time it."""
+    """Strategies, dispatch, model and cluster of a plan, with the links that time its exchanges."""
     model, wire = plan.model, f", {plan.decisions.wire} rows" if plan.decisions.wire else ""
-    sources = SecondsOptions.of(plan).sources.values() if SecondsOptions.key in plan.options else ()
-    links = [f"{kind} {link_text(link)}" for kind, link in plan.cluster.links.items() if f"link {kind}" in sources]
+    sources = SecondsOptions.of(plan).sources if SecondsOptions.key in plan.options else {}
+    timed = {source for part, source in sources.items() if part.startswith("dispatch")}
+    links = [f"{kind} {link_text(link)}" for kind, link in plan.cluster.links.items() if f"link {kind}" in timed]
     return (
         f"{' + '.join(plan.strategies)}, {plan.dispatch_model} dispatch{wire}; {model.name}: {model.num_layers} MoE"
         f" layers x {model.num_experts} experts, top-{model.top_k}; cluster {plan.cluster}"
-        f"{', links as given: ' * bool(links)}{'; '.join(links)}"
+        f"{', links: ' * bool(links)}{'; '.join(links)}"
     )
 
 

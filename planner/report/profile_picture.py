@@ -42,7 +42,7 @@ class Slice:
     axis: str
     fixed: Mapping[str, int]  #: The values of the other axes that vary in the series
     at: Floats  #: The points' places on the axis, `[P]`
-    seconds: Floats  #: Their medians, `[P]`
+    seconds: Floats  #: Their means, `[P]`
     rate: Floats  #: `[P]`
     error: Floats  #: How far off a fit was that had not seen them, `[P]`; NaN where none was
     #: curve_at, curve, curve_rate: `[G]`: the fit along the measured range
@@ -75,7 +75,7 @@ def slice_of(series: Series, fit: Fit) -> Slice:
     axis, fixed = _along(series, fit)
     inside = [one for one in series.measurements if fixed.items() <= dict(one.size).items()]
     inside.sort(key=lambda one: one.size[axis])
-    seconds = np.array([one.median_s for one in inside], np.float64)
+    seconds = np.array([one.mean_s for one in inside], np.float64)
     held = fit.held_out.get(fit.model.kind)
     off = {} if held is None else dict(zip(held.sizes, held.errors, strict=True))
     low, high = fit.measured[axis]
@@ -146,7 +146,7 @@ def _section(series: Series, fit: Fit) -> Section:
 def _predicted(series: Series, fit: Fit) -> Plot:
     """Predicted against measured seconds of every size, all of them fitted to; on the diagonal both are equal."""
     sizes = [dict(one.size) for one in series.measurements]
-    seconds = np.array([one.median_s for one in series.measurements])
+    seconds = np.array([one.mean_s for one in series.measurements])
     fitted = predicted(series, {name: np.array([size[name] for size in sizes], np.float64) for name in fit.axes})
     names = [", ".join(f"{name} {value:,}" for name, value in size.items()) for size in sizes]
     ends = [min(seconds.min(), fitted.seconds.min()), max(seconds.max(), fitted.seconds.max())]

@@ -60,12 +60,12 @@ def folds(sizes: Sizes, curve: str | None = None) -> list[NDArray[np.bool_]]:
     -----
     Along one axis: every second size inside the range, first the odd, then the even ones; the ends are never held out.
     Along several: the sizes that differ only along the curve's axis (all m of an (n, k)) are one group and are held out
-    together, the groups in five folds drawn at random with a fixed seed. Of up to five groups: every second size by
-    work, as along one axis; of a fit through the curves along `curve`, every second size of each curve.
+    together, the groups in five folds drawn at random with a fixed seed. Of fewer than five groups: every second size
+    by work, as along one axis. Of up to five curves along `curve`: every second size of each.
     """
     first, groups = distinct([np.zeros(len(sizes.works)), *sizes.along(sizes.varying[1:])])
     num_groups = len(first)
-    if num_groups > NUM_FOLDS:
+    if num_groups >= NUM_FOLDS + (curve is not None):  # of five curves one alone may vary an axis
         fold_of_group = np.random.default_rng(SEED).permutation(num_groups) % NUM_FOLDS
         return [fold_of_group[groups] == fold for fold in range(NUM_FOLDS)]
     place = np.unique(sizes.works, return_inverse=True)[1]

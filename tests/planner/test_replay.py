@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 from moeplan.errors import InputError, RankError, UsageError
+from moeplan.planner.cli.replay import replay as command
 from moeplan.planner.demo.text import other_text, record_embedded
 from moeplan.planner.evaluate.metrics import COPIES
 from moeplan.planner.replay import job, ranks
@@ -418,6 +419,27 @@ def test_a_screen_of_several_steps_tells_each(capsys: pytest.CaptureFixture[str]
     assert ["1", "50.0", "30.0", "29.0"] in said
 
 
+def test_figures_are_shown_before_they_are_kept_and_the_best_plan_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    done, plans = replayed(), [folder / f"{name}.json" for name in ("eplb", "exflow")]
+    gains = Span(0.01, 0.009, 0.011), Span(0.02, 0.019, 0.021)
+    ways = [replace(done.ways[1], name=str(plan), gain=gain) for plan, gain in zip(plans, gains, strict=True)]
+    done = replace(done, ways=(done.ways[0], *ways))
+    for full in (False, True):
+
+        def write(full: bool = full) -> None:
+            if full:
+                raise OSError("disk full")
+
+        monkeypatch.setattr(job, "replay", lambda *_asked, write=write, **_more: (done, write))
+        with pytest.raises(OSError, match="disk full") if full else contextlib.nullcontext():
+            command(plans, save=True)
+        said = " ".join(capsys.readouterr().out.split())
+        assert "replayed here" in said
+        assert (f"next: moeplan apply {plans[1]}" in said) is not full
+
+
 def test_a_gain_stands_beside_the_one_predicted_and_too_few_tokens_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     done = replayed(predicted={"step_s": Span(0.015, 0.01, 0.02)})
     ways = replace(done.ways[0], predicted={"step_s": Span(0.02, 0.01, 0.03)}), done.ways[1]
@@ -425,7 +447,7 @@ def test_a_gain_stands_beside_the_one_predicted_and_too_few_tokens_are_told(caps
         replay_report(replace(done, ways=ways), Console(width=200), asked=asked)
         said = capsys.readouterr().out
         assert "(-1.1 % to -0.9 %; predicted -25.0 %)" in said
-        assert ("no more whole samples of the 11 tokens asked for" in said) is told
+        assert ("10 of the 11 tokens asked for: no more samples; record more" in said) is told
 
 
 def test_what_does_not_run_alone_is_refused(folder: Path, tmp_path: Path) -> None:

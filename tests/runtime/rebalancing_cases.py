@@ -428,22 +428,24 @@ def _two_steps(
     beside: Literal["", "kept", "let go"] = "",
     **options: Any,
 ) -> str:
-    """What is said in three steps under an optimizer, with forwards beside that get no backward pass.
+    """Words in three steps under an optimizer, with forwards beside that get no backward pass.
 
-    Where their outputs are let go, exchanges still hold all that was sent and arrived, as slow threads of theirs do.
+    Outputs are kept, or let go in evaluation mode (in training mode routers keep the graph) while exchanges still hold
+    all that was sent and arrived, as slow threads of theirs do.
     """
     spread, case = _made(world, run, **options), run.case(world.size)
     optimizer, mine = made(spread), own(case.batches, world.rank)
     exchange, held = torch.distributed.all_to_all_single, list[Any]()
 
-    def holding(*args: Any, **options: Any) -> Any:
+    def holding(*args: Any, **more: Any) -> Any:
         held.append(args)
-        return exchange(*args, **options)
+        return exchange(*args, **more)
 
     def steps() -> None:
         for step in range(3):
             _backward(world, run, spread, step)
-            output = spread.eval()(case.tokens()[mine]) if beside else None  # in training mode routers keep the graph
+            spread.train(beside != "let go")
+            output = spread(case.tokens()[mine]) if beside else None
             if beside == "let go":
                 output = None
             spread.train()
@@ -452,7 +454,7 @@ def _two_steps(
 
     with mock.patch.object(torch.distributed, "all_to_all_single", holding):
         said = refusal_of(steps)
-    assert held
+    assert held, "exchanges were not held"
     return said
 
 

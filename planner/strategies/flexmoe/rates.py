@@ -27,8 +27,8 @@ def rates(scene: Scene, pairs: NDArray[np.integer], slots: int, wire: Wire | Non
     Notes
     -----
     A curve t over a size becomes the line through its times at half the mean size of the trace and at one and a half:
-    experts at the pairs of a device, forward and backward; exchanges at the bytes of a device's pairs; sums and moves
-    at an expert's weights and its state.
+    experts at the pairs of a device, forward and backward; even exchanges at the bytes of a device's pairs; sums and
+    moves, which go between few devices, at an expert's weights and its state.
     """
     costs, model, passes = scene.costs, scene.model, scene.passes
     each, state, copy = model.expert_bytes, model.expert_state_bytes, copy_bytes(model, wire)
@@ -51,7 +51,7 @@ def rates(scene: Scene, pairs: NDArray[np.integer], slots: int, wire: Wire | Non
     fixed_s, pair_s = _line(computed, mean)
     links = {}
     for link, curve in zip(link_classes(scene.cluster), costs.exchange, strict=True):
-        links[link] = *_line(_seconds(curve), copy * mean), *_line(_seconds(curve), each + state)
+        links[link] = *_line(_seconds(curve, 1.0), copy * mean), *_line(_seconds(curve, 0.0), each + state)
     near = links.get("intra", links.get("inter"))
     far = links.get("inter", near)
     assert near is not None
@@ -72,9 +72,9 @@ def rates(scene: Scene, pairs: NDArray[np.integer], slots: int, wire: Wire | Non
     return costs_of_moves, passed * fixed_s
 
 
-def _seconds(curve: Curve3) -> Sized:
-    """A curve of even exchanges over bytes through a port, of devices that send themselves nothing."""
-    return lambda size: curve(size, size, np.ones(size.shape)).seconds
+def _seconds(curve: Curve3, evenness: float) -> Sized:
+    """A curve of exchanges over bytes through the busiest port, of a device that sends itself nothing."""
+    return lambda size: curve(size, size, np.full(size.shape, evenness)).seconds
 
 
 def _line(curve: Sized, size: float) -> tuple[float, float]:

@@ -273,6 +273,23 @@ def test_under_a_fixed_capacity_every_row_of_the_buffers_is_encoded_whatever_is_
         np.testing.assert_allclose(fp8[name] - exact[name], [3 * 8 * padded] * 2, atol=1e-6)
 
 
+def test_under_a_fixed_capacity_what_devices_keep_counts_inside_the_node_alone(make_trace: Any) -> None:
+    links = Cluster.parse("2x2", ("intra=1:0", "inter=1:0"))
+    scene = a_row_a_second(scene_of(make_trace(samples=8), links, passes=Passes(0.0, full_duplex=False)))
+    spread, cut = Placement.from_sets([[[0, 1], [2, 3], [4, 5], [6, 7]]] * 3, 8), Cut.equal(1, 3)
+    journey, found = Journey("standard", spread, cuts=Cuts(cut, None), capacity_factor=1.3), []
+    for place in (0, 1):  # over bytes of the port, or of the device
+
+        def curve(*sizes: Any, place: int = place) -> Prediction:
+            return Prediction(*(1e-9 * sizes[place],) * 3, sizes[0] < 0)
+
+        costs = replace(known(scene.costs), exchange=[curve] * 2, onward=None, agreements=None)
+        found.append(priced(replace(scene, costs=costs), journey))
+    by_port, by_device = found
+    np.testing.assert_allclose(by_device["dispatch_inter_s"], by_port["dispatch_inter_s"])
+    np.testing.assert_allclose(by_device["dispatch_intra_s"], 2 * by_port["dispatch_intra_s"])
+
+
 @pytest.mark.parametrize("passes", [None, Passes(0.0, full_duplex=False)], ids=["whole", "chunks"])
 def test_links_that_nothing_crosses_take_no_time_where_rows_are_encoded(make_trace: Any, passes: Any) -> None:
     """Every expert on every node and tokens that take the nearest; then every expert on every device."""
@@ -835,23 +852,35 @@ def trips_of(ranks: int) -> list[dict[str, int]]:
     return [{"bytes": 2**power, **way} for power in (10, 14, 18) for way in ways(ranks)]
 
 
-def copied(copy_s: float) -> Curve3:
-    """The exchange over 4 ranks of a profile in which a byte kept takes so long, and one sent 1 ns."""
+def copied(copy_s: float, even_s: float = 1e-9) -> list[Curve3]:
+    """Exchanges over 4 ranks, of tokens that return and move on, by a profile.
+
+    In it a byte kept takes so long, and one sent 1 ns, in even exchanges `even_s`.
+    """
     case, measured = CASES["routed_exchange"], list[Measurement]()
     for size in ({"bytes": 2**power, **way} for power in range(10, 19) for way in ways(4)):
         work = case.work(size, 4)
-        took = 1e-5 + 1e-9 * work + copy_s * (2 * size["bytes"] - work)
+        took = 1e-5 + (even_s if size["even"] else 1e-9) * work + copy_s * (2 * size["bytes"] - work)
         measured.append(Measurement.of(size, work, [took] * 6))
     one = series("routed_exchange", 4, "intra", sizes=[measured[0].size, measured[-1].size])
     one = one.model_copy(update={"measurements": tuple(measured), "fit": fit_series(case, 4, measured)})
     costs = CostModel.of(measured_profile(Cluster(1, 4), one), Cluster(1, 4), IN_FLOATS, samples=False)
-    return known(known(costs).exchange)[0]
+    return [known(curves)[0] for curves in (known(costs).exchange, known(costs).onward)]
+
+
+@pytest.mark.parametrize("moves", [0, 1])
+@pytest.mark.parametrize("part", [0.1, 0.3, 0.6, 0.75])
+def test_even_exchanges_take_longer_by_what_is_sent_not_by_what_is_kept(part: float, moves: int) -> None:
+    """Measured are tokens that return, 25 % kept; sent are these parts of 64 KiB."""
+    curve, handled = copied(1e-9, even_s=1.5e-9)[moves], np.array([2.0**16])
+    uneven, even = (float(curve(part * handled, handled, np.array([x])).seconds[0]) for x in (0.0, 1.0))
+    assert even - uneven == pytest.approx(0.5e-9 * part * 2**16, rel=0.15)
 
 
 @pytest.mark.parametrize("copy_s", [0.0, 3e-10, 1e-9])
 def test_an_exchange_takes_what_is_sent_and_what_is_copied_however_much_ranks_keep(copy_s: float) -> None:
     """Measured are 25 and 62 % kept, between which the fit errs; fewer than 25 % are taken for that."""
-    curve = copied(copy_s)
+    curve = copied(copy_s)[0]
     least_s = 5e-6 + 1024 * (0.38 * 1e-9 + 0.62 * copy_s)  # the smallest call measured
 
     @given(st.floats(2**11, 2**17), st.lists(st.floats(0, 1), min_size=2, max_size=2).map(sorted))

@@ -58,7 +58,7 @@ def test_a_series_of_one_axis_is_drawn_with_its_curve_band_and_held_out_points()
     points = drawn(times, "measured"), drawn(times, "held out")
     assert len(off) == len(points[1].x) > 0
     together = sorted(zip(np.concatenate([p.x for p in points]), np.concatenate([p.y for p in points]), strict=True))
-    assert together == [(one.size["bytes"], one.median_s) for one in series.measurements]
+    assert together == [(one.size["bytes"], one.mean_s) for one in series.measurements]
     words = [f"{x:,.0f}: off by {100 * off[int(x),]:.1f} %" for x in points[1].x]
     assert list(points[1].words) == words
     curve = drawn(times, "fit")
@@ -71,10 +71,10 @@ def test_a_series_of_one_axis_is_drawn_with_its_curve_band_and_held_out_points()
 def test_the_rate_is_bytes_through_the_port_or_two_operations_a_multiply_add() -> None:
     sent, computed = series_of("all_to_all", BYTES, 4), series_of("gemm", SHAPES)
     points = drawn(pictures_of(sent)[1], "measured")
-    assert list(points.y) == pytest.approx([one.work / one.median_s * 1e-9 for one in sent.measurements])
+    assert list(points.y) == pytest.approx([one.work / one.mean_s * 1e-9 for one in sent.measurements])
     points, slice_m = drawn(pictures_of(computed)[1], "measured"), [1, 32, 1024]
     assert list(points.x) == slice_m
-    macs = [one.work / one.median_s for one in computed.measurements if (one.size["n"], one.size["k"]) == (512, 256)]
+    macs = [one.work / one.mean_s for one in computed.measurements if (one.size["n"], one.size["k"]) == (512, 256)]
     assert list(points.y) == pytest.approx([2e-12 * rate for rate in macs])
 
 
@@ -82,7 +82,7 @@ def test_a_series_of_several_axes_sets_predicted_against_measured() -> None:
     series = series_of("gemm", SHAPES)
     *_, picture = pictures_of(series)
     points = drawn(picture, "size")
-    assert list(points.x) == [one.median_s for one in series.measurements]
+    assert list(points.x) == [one.mean_s for one in series.measurements]
     for one, seconds in zip(series.measurements, points.y, strict=True):
         assert seconds == pytest.approx(float(fit_of(series).predict(one.size, one.work).seconds))
     assert points.colour != RED  # the fit has seen them all
