@@ -126,9 +126,10 @@ class CondensedRows(Alone):
         """Compare sums and gradients with those of the near tokens themselves, in float64 ((1) of `Fold.of`)."""
         import torch
 
-        y_TM, x_TM, weight_TK = (torch.zeros_like(one, dtype=torch.float64) for one in (inputs.x, inputs.x, inputs.weight))
+        exact = (torch.zeros_like(one, dtype=torch.float64) for one in (inputs.x, inputs.x, inputs.weight))
+        y_TM, x_TM, weight_TK = exact
         several_T1 = (inputs.near.bincount()[inputs.near] > 1)[:, None]
-        for choice, gate_T1 in enumerate(inputs.weight.double().split(1, dim=1)):
+        for choice, gate_T1 in enumerate(inputs.weight.double().T[:, :, None]):
             part_T1 = gate_T1.square() / _shared(gate_T1.square(), inputs.near)
             mean_TM, scale_T1 = _shared(part_T1 * inputs.x, inputs.near), gate_T1.where(several_T1, 1)
             y_TM += scale_T1 * mean_TM

@@ -194,7 +194,8 @@ def _of_rows(part: str, case: str, axes: Sequence[str], profile: Profile | None,
     series, hidden = _series(profile, (case,), model), model.hidden_size
     assert hidden is not None  # else no exchange is timed
     if series is None:
-        return _Part(missing=NO_PROFILE if profile is None else f"the profile has no {case}; measure again: moeplan profile")
+        why = f"the profile has no {case}; measure again: moeplan profile"
+        return _Part(missing=NO_PROFILE if profile is None else why)
 
     def curve(rows: Floats, *others: Floats) -> Prediction:
         columns = zip(axes, (np.maximum(rows, 1.0), *others), strict=True)

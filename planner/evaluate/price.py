@@ -142,7 +142,7 @@ def cuts_of(journey: Journey, passes: Passes, num_layers: int) -> Cuts:
 
 
 def _around(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> dict[str, Prediction]:
-    """Seconds by layer, `[B, L]`, of what is never cut into chunks: attention, gathers, folding, and the way home at last."""
+    """Seconds by layer, `[B, L]`, of what is never cut into chunks: attention, gathers, folding, the way home."""
     ports, model, cluster, layers = tally.ports, scene.model, scene.cluster, dict[str, Prediction]()
     if ports is None:
         return layers
@@ -157,7 +157,8 @@ def _around(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> d
         layers["counts_s"] = scaled(len(told) / model.num_layers, _told(told, len(tally.loads), cluster, costs.gather))
     if tally.folded is not None and costs.folding:
         trains = scene.passes is not None and scene.passes.backward > 0
-        layers["folding_s"] = folding_seconds(*tally.folded, costs.folding, trains=trains)
+        rows, pairs = tally.folded
+        layers["folding_s"] = folding_seconds(rows, pairs, costs.folding, trains=trains)
     if ports.home is not None and costs.exchange and (each := model.copy_bytes):
         kept = ports.tokens[:, :1] - ports.home[:, :, :, 1].sum(axis=2)  # tokens are as many as they started here
         home = slowest(exchange_seconds(ports.home, each, costs.exchange, kept[:, :, None, None], shared=costs.shared))

@@ -221,12 +221,13 @@ def test_condensed_seconds_hold_those_of_finding_and_folding_rows(folder: Path, 
             rows[home] += sum(bool(experts) for experts in asks.values())
             groups[home, tuple(sorted(asks[1 - home]))] += bool(asks[1 - home])
         pairs = {home: sum(count**2 for (where, _), count in groups.items() if where == home) for home in rows}
-        sizes_D = [
+        sizes_D: list[dict[str, Any]] = [
             {"rows": rows[home], "group": pairs[home] / rows[home], "hidden": spec.hidden_size, "backward": backward}
             for home in rows
         ]
         expected += max(float(predict(load(path), "condensed_rows", size).seconds) for size in sizes_D)
-    less = [one["step_s"][1].sum() - other["step_s"][1].sum() for one, other in zip(with_it.predicted, without.predicted)]
+    step_s = [np.array([one["step_s"][1].sum() for one in each.predicted]) for each in (with_it, without)]
+    less = step_s[0] - step_s[1]
     assert less == pytest.approx([0, 0, expected], abs=1e-12)
     assert expected > 1e-3 * spec.num_layers
     assert with_it.stage.unfolded is None

@@ -76,7 +76,7 @@ def test_sums_and_gradients_are_those_of_copies_one_by_one(backward: int) -> Non
         beside = beside + 2 * (weight_TK[token] * weight_TK[token].detach()).sum() * alone
     torch.testing.assert_close(output.y.double(), torch.stack(y_TM).detach(), rtol=1e-5, atol=1e-5)
     if inputs.grad is not None:
-        ((torch.stack(y_TM) * inputs.grad).sum() + beside).backward()
+        ((torch.stack(y_TM) * inputs.grad).sum() + beside).backward()  # type: ignore[no-untyped-call]
         for found, exact in zip(output.grads, (x_TM.grad, weight_TK.grad), strict=True):
             torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-4)
 

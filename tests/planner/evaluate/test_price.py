@@ -713,7 +713,7 @@ def test_folding_of_rows_is_a_part_with_a_source_a_dtype_and_noise(dtype: str, o
 
 @pytest.mark.parametrize("passes", [None, Passes(0.0, full_duplex=False), Passes(2.0, full_duplex=True)])
 def test_folding_takes_what_the_slowest_device_takes_in_every_layer(make_trace: Any, passes: Any) -> None:
-    """1 s a row and half a second a row of a group, trained twice that; nobody waits for less, and no chunk overlaps."""
+    """1 s a row and half a second a row of a group, trained twice that; no chunk overlaps."""
     scene = scene_of(make_trace(samples=8), Cluster.parse("1x2", ("intra=1e6:0",)), passes=passes)
     experts = lambda pairs, _slots: Prediction(0 * pairs, 0 * pairs, 0 * pairs, pairs < 0)  # noqa: E731
 
