@@ -81,7 +81,7 @@ def measure(
         `resume` is of another environment, world, grid or version; or launched ranks disagree. The difference is named.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # below, a lost rank prints a page of C++ frames
-    cases = cases if cases is not None else tuple(CASES.values()) if grid == "full" else PLANNED
+    cases = usual_cases(grid) if cases is None else cases
     if resume is not None and found_launch() is None:  # a launched world finds out together
         check_options(resume, grid, cases)
         if resume.complete:
@@ -108,6 +108,11 @@ def measure(
     return None if log.start is None else log.profile(complete=complete)
 
 
+def usual_cases(grid: GridName) -> tuple[Case, ...]:
+    """All cases of a full grid, else those that planning reads."""
+    return tuple(CASES.values()) if grid == "full" else PLANNED
+
+
 def measure_file(
     output: Path,
     *,
@@ -117,6 +122,7 @@ def measure_file(
     timeout_s: float = 120.0,
     resume: bool = False,
     on_progress: Callable[[Step], None] | None = None,
+    also: Sequence[Case] = (),
 ) -> MeasuredFile:
     """Measure a profile for `output`, or what the profile in that file lacks; `save_measured` then puts it there.
 
@@ -127,6 +133,8 @@ def measure_file(
     ----------
     num_ranks, device, grid, timeout_s, on_progress
         As `measure` takes them; it also tells what is raised.
+    also
+        Cases beside the usual ones.
     """
     earlier, notes = _earlier(output) if resume else (None, ())
     partial = partial_path(output)
@@ -138,6 +146,7 @@ def measure_file(
         on_progress=on_progress,
         on_profile=lambda so_far: save(so_far, partial),
         resume=earlier,
+        cases=(*usual_cases(grid), *also),
     )
     return MeasuredFile(profile, notes)
 

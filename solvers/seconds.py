@@ -142,6 +142,29 @@ def attention_seconds(tokens: Ints, contexts: Ints, curve: Curve3, calls: Ints |
     return _reduced(only_where(tokens > 0, seconds), lambda x: x.max(axis=2))
 
 
+def folding_seconds(rows: Ints, pairs: Ints, curve: Curve3, *, trains: bool) -> Prediction:
+    """Seconds of finding rows that stand for others, and of folding them, `[B, L]`.
+
+    Parameters
+    ----------
+    rows
+        Copies of each device before, `[B, L, D]`.
+    pairs
+        Of these that are compared, a row and itself too, `[B, L, D]`.
+    curve
+        Over (rows, rows that each is compared with in the mean, 1 with a backward pass and 0 without).
+    trains
+        Whether a backward pass follows.
+
+    Notes
+    -----
+    The slowest device decides; one that compares none takes no time.
+    """
+    each = np.maximum(pairs / np.maximum(rows, 1), 1.0)
+    seconds = curve(np.maximum(rows, 1).astype(np.float64), each, np.full(rows.shape, float(trains)))
+    return _reduced(only_where(pairs > 0, seconds), lambda x: x.max(axis=2))
+
+
 def gather_seconds(
     tokens: NDArray[np.number],
     kv_bytes: float,

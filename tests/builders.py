@@ -4,18 +4,21 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from moeplan.profilers.cases import CASES
+from moeplan.profilers.cases.case import Case
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.fits.fitting import fit_series
 from moeplan.profilers.measurement import Measurement
 from moeplan.profilers.origin import Environment, Origin, now
 from moeplan.profilers.profile import Profile
 from moeplan.profilers.series import LinkKind, Series
+from moeplan.runtime.condensed_rows import CondensedRows
 from moeplan.traces.model import ModelSpec
 from moeplan.traces.schema import TraceMeta
 
 __all__ = ["environment", "known", "measured_profile", "meta_of", "model", "series"]
 
 T = TypeVar("T")
+MEASURED: Mapping[str, Case] = {**CASES, CondensedRows.name: CondensedRows()}  # by `moeplan profile`
 
 
 def known(value: T | None) -> T:
@@ -58,9 +61,10 @@ def series(
     sizes = [{"bytes": ranks * 10**power} for power in (3, 4, 5, 6)] if sizes is None else [*map(dict, sizes)]
     if case == "point_to_point":
         sizes = [{**size, "first": 0, "second": 1} for size in sizes]
-    works = ((size, CASES[case].work(size, ranks)) for size in sizes)
+    measured = MEASURED[case]
+    works = ((size, measured.work(size, ranks)) for size in sizes)
     taken = tuple(Measurement.of(size, work, [(a_s + b_s * work) * noise()] * 6) for size, work in works)
-    known: dict[str, Any] = {"unit": CASES[case].unit, "fit": fit_series(CASES[case], ranks, taken)}
+    known: dict[str, Any] = {"unit": measured.unit, "fit": fit_series(measured, ranks, taken)}
     return Series(case=case, dtype=dtype, ranks=ranks, link=link, measurements=taken, **known)
 
 

@@ -32,6 +32,7 @@ from moeplan.profilers.log import Log
 from moeplan.profilers.measurement import Size
 from moeplan.profilers.profile import Profile, save
 from moeplan.profilers.world import World
+from moeplan.runtime.condensed_rows import CondensedRows
 from moeplan.traces.reader import Trace
 from moeplan.traces.schema import PHASES
 from moeplan.traces.writer import TraceWriter
@@ -102,7 +103,7 @@ def small(case: Case) -> Case:
     return alone
 
 
-MEASURED: tuple[Case, ...] = tuple(map(small, PLANNED))
+MEASURED: tuple[Case, ...] = tuple(map(small, (*PLANNED, CondensedRows())))
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,11 +103,19 @@ def profile(
         raise UsageError(f"{output}: a profile ({before}) that would be lost; give -o another name, or remove it")
     if measured:
         from ...profilers.measure import measure_file
+        from ...runtime.condensed_rows import CondensedRows
 
         grid: GridName = "quick" if quick else "full" if full else "default"
         with step_progress() as tell:
             file = measure_file(
-                output, num_ranks=ranks, device=device, grid=grid, timeout_s=timeout, resume=resume, on_progress=tell
+                output,
+                num_ranks=ranks,
+                device=device,
+                grid=grid,
+                timeout_s=timeout,
+                resume=resume,
+                on_progress=tell,
+                also=(CondensedRows(),),
             )
         if file.profile is None:  # not rank 0 of a launched world
             return

@@ -27,6 +27,7 @@ HIDDEN = {"hidden": "hidden_size"}  # axes of a series, and the sizes of a model
 FFN = HIDDEN | {"ffn": "ffn_size"}
 WHOLE_SAMPLES = 2.0**30  # tokens of a sample in a step, more than any has
 ENCODING = "encoding"  # of fp8 rows, decoding included: a part of dispatch and combine where a contender has a wire
+FOLDING = "folding"  # of rows that stand for others, finding them included: only where a contender has some
 EXPERT_CASES = ("routed_block", "expert_ffn")  # what the runtime computes, where that was measured
 MOVED = "attention (moved samples)"
 FUSED = "(fused)"  # measured, but not as the runtime attends to samples that move
@@ -51,6 +52,8 @@ class CostModel:
     shared: Sharing = ALONE  #: How the ports of devices make up the bytes of an exchange between nodes
     #: Of encoding and decoding the rows of a wire, over their number; None: it takes no time
     encoding: Curve | None = None
+    #: Of finding rows that stand for others and folding them, as `folding_seconds` has it; None: it takes no time
+    folding: Curve3 | None = None
     gather: Sequence[Curve] | None = None
     experts: Curve2 | None = None  #: Over token-expert pairs and experts of a device
     attention: Curve3 | None = None  #: Over (batch, length, calls)
@@ -117,9 +120,11 @@ class CostModel:
         if by_loads:
             parts |= dict.fromkeys(("dispatch", "kv", "attention"), _Part(missing=COUNTS_ALONE))
         if not parts["dispatch"].missing:
-            parts[ENCODING] = _encoding(profile, model)
+            parts[ENCODING] = _of_rows(ENCODING, "fp8_rows", ("rows",), profile, model)
+            parts[FOLDING] = _of_rows(FOLDING, "condensed_rows", ("rows", "group", "backward"), profile, model)
         return cls(
             encoding=parts[ENCODING].curves if ENCODING in parts else None,
+            folding=parts[FOLDING].curves if FOLDING in parts else None,
             exchange=parts["dispatch"].curves,
             onward=parts["dispatch"].onward,
             agreements=parts["dispatch"].agreements,
@@ -185,21 +190,21 @@ def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster:
     return _Part(curves, onward if moving else None, agreements, sources, noisy=noisy)
 
 
-def _encoding(profile: Profile | None, model: ModelSpec) -> _Part:
-    """Curve of encoding and decoding fp8 rows, over their number."""
-    series, hidden = _series(profile, ("fp8_rows",), model), model.hidden_size
+def _of_rows(part: str, case: str, axes: Sequence[str], profile: Profile | None, model: ModelSpec) -> _Part:
+    """Curve of a device's own work on rows, over their number and further axes."""
+    series, hidden = _series(profile, (case,), model), model.hidden_size
     assert hidden is not None  # else no exchange is timed
     if series is None:
-        return _Part(
-            missing=NO_PROFILE if profile is None else "the profile has no fp8_rows; measure again: moeplan profile"
-        )
+        why = f"the profile has no {case}; measure again: moeplan profile"
+        return _Part(missing=NO_PROFILE if profile is None else why)
 
-    def curve(rows: Floats) -> Prediction:
-        return predicted(series, {"rows": np.maximum(rows, 1.0), "hidden": float(hidden)})
+    def curve(rows: Floats, *others: Floats) -> Prediction:
+        columns = zip(axes, (np.maximum(rows, 1.0), *others), strict=True)
+        return predicted(series, {**dict(columns), "hidden": float(hidden)})
 
     return _Part(
         curve,
-        sources={ENCODING: series.key},
+        sources={part: series.key},
         other_dtype=series.dtype not in _dtypes(model),
         noisy=_noisy(profile, series),
     )

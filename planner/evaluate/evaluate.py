@@ -13,7 +13,7 @@ from ...solvers.arrays import Floats
 from ..options import SecondsOptions
 from .chunks import capacity
 from .cohort import Cohort
-from .costs import ENCODING
+from .costs import ENCODING, FOLDING
 from .homes import Homes, stay
 from .journey import TODAY, Contender, Journey
 from .metrics import ATTENTION, Figures, figures_of
@@ -219,7 +219,8 @@ def _seconds_options(scene: Scene, contexts: Sequence[Context]) -> SecondsOption
     if costs is None:
         return None
     shares = [(name, share) for context in contexts for name, share in context.seconds.extrapolated.items()]
-    unused = {ENCODING} if not any(context.wire for context in contexts) else set()
+    used = {ENCODING: any(one.wire for one in contexts), FOLDING: any(one.tally.folded is not None for one in contexts)}
+    unused = {part for part, is_used in used.items() if not is_used}
     return SecondsOptions(
         sources={part: source for part, source in costs.sources.items() if part not in unused},
         missing={part: why for part, why in costs.missing.items() if part not in unused},

@@ -2,11 +2,11 @@
 
 Whole layers follow one another, so that
 
-    step_s = attention_s + kv_s + counts_s + dispatch_s + experts_s + combine_s + home_s                        (1)
+    step_s = attention_s + kv_s + counts_s + folding_s + dispatch_s + experts_s + combine_s + home_s            (1)
 
 Where layers are cut into chunks, exchanges and experts overlap, and seconds add up by pass, no longer by part:
 
-    step_s = attention_s + kv_s + counts_s + moe_s + moe_backward_s + home_s + sums_s + moves_s                 (2)
+    step_s = attention_s + kv_s + counts_s + folding_s + moe_s + moe_backward_s + home_s + sums_s + moves_s     (2)
 
 A contender whose layers are whole then has one chunk, so that all are priced alike.
 
@@ -31,6 +31,7 @@ from ...solvers.seconds import (
     encoded_rows,
     exchange_seconds,
     expert_seconds,
+    folding_seconds,
     gather_seconds,
     no_seconds,
     scaled,
@@ -51,6 +52,7 @@ SOURCES = {  # each part of a step, in order, to what errs as one: all curves of
     "attention_s": "attention",
     "kv_s": "kv",
     "counts_s": "kv",
+    "folding_s": "folding",
     "dispatch_s": "exchange",
     "experts_s": "experts",
     "combine_s": "exchange",
@@ -58,7 +60,7 @@ SOURCES = {  # each part of a step, in order, to what errs as one: all curves of
     "sums_s": "exchange",
     "moves_s": "exchange",
 }
-UNCUT = ("attention_s", "kv_s", "counts_s", "home_s", "sums_s", "moves_s")  # parts that no chunk overlaps
+UNCUT = ("attention_s", "kv_s", "counts_s", "folding_s", "home_s", "sums_s", "moves_s")  # parts that no chunk overlaps
 PASSES = ("moe_s", "moe_backward_s")
 
 
@@ -141,7 +143,7 @@ def cuts_of(journey: Journey, passes: Passes, num_layers: int) -> Cuts:
 
 
 def _around(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> dict[str, Prediction]:
-    """Seconds by layer, `[B, L]`, of what is never cut into chunks: attention, gathers, and the way home at the end."""
+    """Seconds by layer, `[B, L]`, of what is never cut into chunks: attention, gathers, folding, the way home."""
     ports, model, cluster, layers = tally.ports, scene.model, scene.cluster, dict[str, Prediction]()
     if ports is None:
         return layers
@@ -154,6 +156,10 @@ def _around(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> d
         layers |= by_class("kv", gather, cluster)
     if costs.gather and (told := _told_bytes(tally, journey, scene)):
         layers["counts_s"] = scaled(len(told) / model.num_layers, _told(told, len(tally.loads), cluster, costs.gather))
+    if tally.folded is not None and costs.folding:
+        trains = scene.passes is not None and scene.passes.backward > 0
+        rows, pairs = tally.folded
+        layers["folding_s"] = folding_seconds(rows, pairs, costs.folding, trains=trains)
     if ports.home is not None and costs.exchange and (each := model.copy_bytes):
         kept = ports.tokens[:, :1] - ports.home[:, :, :, 1].sum(axis=2)  # tokens are as many as they started here
         home = slowest(exchange_seconds(ports.home, each, costs.exchange, kept[:, :, None, None], shared=costs.shared))

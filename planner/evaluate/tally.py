@@ -90,6 +90,9 @@ class Tally:
     sums: Floats | None = None
     #: Experts that leave (0) and reach (1) each device before a step, `[B, L, C, 2, D]`; None where experts stay
     moves: Floats | None = None
+    #: Where some rows stand for others: copies that each device would send without, its own too (0), and pairs of them
+    #: that it compares (1), `[2, B, L, D]`; None where all travel
+    folded: Ints | None = None
     units: float = 0.0  #: Units of a complete step, the mean; 0 where steps are recorded or of single tokens
     blocks: "Tally | None" = None  #: Loads and ports by the blocks of a cohort's steps, where it has some
 
@@ -219,12 +222,16 @@ class Tally:
         alive_D = self.slots > 0
         loads = np.where(alive_D, self.loads.sum(axis=2, keepdims=True) / alive_D.sum(), 0.0)
         ports = self.ports and self.ports.each(lambda one: np.broadcast_to(one.mean(axis=-1, keepdims=True), one.shape))
-        return replace(self, loads=loads, ports=ports, sums=np.zeros((2, *(1,) * 5)), moves=None, blocks=None)
+        folded = self.folded
+        if folded is not None:
+            folded = np.broadcast_to(folded.mean(axis=-1, keepdims=True), folded.shape)
+        none = np.zeros((2, *(1,) * 5))
+        return replace(self, loads=loads, ports=ports, folded=folded, sums=none, moves=None, blocks=None)
 
     def mixed(self, weights: Floats) -> Self:
         """Weighted sums of the rows of loads and ports, `[B, M]` of `[M, ...]`; nothing else by step."""
         ports = self.ports and self.ports.each(partial(mixed_rows, weights))
-        return replace(self, loads=mixed_rows(weights, self.loads), ports=ports, between=None, sent=None)
+        return replace(self, loads=mixed_rows(weights, self.loads), ports=ports, between=None, sent=None, folded=None)
 
 
 def check_cells(what: str, cluster: Cluster | None, most: int = MAX_CELLS, **lengths: int) -> None:

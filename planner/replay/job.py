@@ -153,6 +153,7 @@ class Prepared:
             backward=work.backward,
             noise=max(abs(again.low - 1), abs(again.high - 1)),
             ways=tuple(ways),
+            unfolded=self.stage.unfolded,
         )
 
 

@@ -105,5 +105,7 @@ def _remarks(done: Replayed) -> Iterator[str]:
         "exchange and experts are timed alone, after a barrier each; in a step they may overlap, and ranks wait; the"
         " rest of a step: counts, K and V, the way home, sums of replicas"
     )
+    if done.unfolded is not None:
+        yield f"finding and folding rows that stand for others takes no time in predictions: {done.unfolded}"
     if not any(STEP in way.predicted for way in done.ways):
         yield AGAIN

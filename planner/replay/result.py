@@ -66,6 +66,7 @@ class Replayed:
     backward: bool
     noise: float  #: How far today's second run of a round is from its first, as a share: the bound of its interval
     ways: tuple[Ran, ...]  #: Today's first
+    unfolded: str | None = None  #: Why folding rows takes no time in predicted seconds, where it takes some
 
     def verdict(self, way: Ran) -> str:
         """What a plan's gain is beside the noise, which follows."""

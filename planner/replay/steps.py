@@ -23,6 +23,7 @@ from ...traces.count_form import CountTrace
 from ...traces.embeddings import KEYS, Embeddings
 from ...traces.reader import Trace
 from ..evaluate.choosers import step_pairs
+from ..evaluate.costs import FOLDING
 from ..evaluate.evaluate import evaluate
 from ..evaluate.journey import Contender, Journey, pads_in, today
 from ..evaluate.metrics import COMBINE, COPIES, DISPATCH, EXCHANGE, EXPERTS
@@ -140,6 +141,12 @@ class Stage:
     def contenders(self) -> list[Contender]:
         """Today, then the plans; rows that stand for others are left out."""
         return [today(self.scene.model, self.scene.cluster), *(_exact(plan).contender for plan in self.plans)]
+
+    @property
+    def unfolded(self) -> str | None:
+        """Why predicted seconds hold no time of folding rows, where some plan condenses them."""
+        costs = self.scene.costs
+        return None if costs is None or not any(map(_condenses, self.plans)) else costs.missing.get(FOLDING)
 
     def schedules(self, turns: int) -> list[dict[int, Ints] | None]:
         """Tables `[L, D, S]` of each plan by the run from which on they hold, of so many runs of each step.

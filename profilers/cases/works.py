@@ -1,4 +1,4 @@
-"""The work of every case that a profile may hold: of ours by the case, of kernels that only tables measure by formula.
+"""The work of every case that a profile may hold: of ours by the case, of all others by formula.
 
 `top_k` copies of a token are sent or computed.
 """
@@ -27,7 +27,13 @@ def _copies(dtype: str) -> Work:
     return lambda size: size["tokens"] * size["top_k"] * size["hidden"] * ELEMENT_BYTES[dtype]
 
 
+def _compared(size: Mapping[str, Any]) -> Any:
+    """Multiply-adds of rows that are compared with those of their group."""
+    return size["rows"] * size["group"] * size["hidden"]
+
+
 WORKS: Mapping[str, Work] = {
+    "condensed_rows": _compared,  # a case of `runtime`, whose compute profilers do not know
     "moe": _moe,
     "deepep_dispatch": _copies("fp8"),
     "deepep_combine": _copies("bf16"),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ...solvers.arrays import Ints
 from .copies import Copies
 
 BLOCK = 1024  # most rows that are compared with one another: cost is linear in tokens beyond
@@ -46,7 +47,7 @@ def clusters(copies: Copies, x_TM: Tensor, share_nK: Tensor, reach_n: Tensor, co
     with torch.autocast(x_TM.device.type, enabled=False):
         stands_n = torch.arange(len(copies.row), device=x_TM.device)
         u_TM = functional.normalize(x_TM.float(), dim=1)
-        for place_Bw, real_Bw in _batches(*_grouped(copies, reach_n)):
+        for place_Bw, real_Bw in _batches(*grouped(copies, reach_n)):
             u_BwM = u_TM.index_select(0, copies.row[place_Bw].flatten()).view(*place_Bw.shape, -1)
             room_Bww = torch.rsub(products(u_BwM), 2, alpha=2).clamp_(min=0).sqrt_().neg_()  # reach - d: (1)
             share_BwK = share_nK[place_Bw].float()
@@ -61,7 +62,7 @@ def clusters(copies: Copies, x_TM: Tensor, share_nK: Tensor, reach_n: Tensor, co
     return stands_n
 
 
-def _grouped(copies: Copies, reach_n: Tensor) -> tuple[Tensor, Tensor]:
+def grouped(copies: Copies, reach_n: Tensor) -> tuple[Tensor, Tensor]:
     """Copies that may be condensed, by group, then number, int64, and the sizes of groups, int64 `[g]`."""
     free_n = (reach_n > 0).nonzero().flatten()
     key_n, most = copies.place[free_n], copies.counts.numel()
@@ -73,6 +74,13 @@ def _grouped(copies: Copies, reach_n: Tensor) -> tuple[Tensor, Tensor]:
         key_n, most = key_n * span + ids_n + 1, most * span
     group_n, size_g = torch.unique(key_n, return_inverse=True, return_counts=True)[1:]
     return free_n[group_n.argsort(stable=True)], size_g
+
+
+def compared(size_g: Ints) -> Ints:
+    """Pairs of rows of each group that are compared, a row and itself too, int64 `[g]`."""
+    blocks_g = -(-size_g // BLOCK)
+    least_g, more_g = np.divmod(size_g, np.maximum(blocks_g, 1))
+    return np.asarray((blocks_g - more_g) * least_g**2 + more_g * (least_g + 1) ** 2)
 
 
 def products(u_BwM: Tensor) -> Tensor:

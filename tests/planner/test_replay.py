@@ -1,9 +1,12 @@
 """`moeplan replay`: what runs is what was recorded, on real ranks, and costs what the evaluator counts."""
 
 import contextlib
+import io
+import itertools
 import json
 import os
 import signal
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +24,13 @@ from moeplan.planner.evaluate.metrics import COPIES
 from moeplan.planner.replay import job, ranks
 from moeplan.planner.replay.job import Experiment, Prepared, prepare, replay
 from moeplan.planner.replay.model import LayersAlone, States
-from moeplan.planner.replay.ranks import TURNS, Timed, Way, Work
+from moeplan.planner.replay.ranks import TURNS, Timed, Way, Work, run
 from moeplan.planner.replay.report import replay_report, replayed_sections
 from moeplan.planner.replay.result import Ran, Replayed, Span, beside
 from moeplan.planner.replay.steps import Recorded
 from moeplan.profilers.origin import Environment
+from moeplan.profilers.predictor import predict
+from moeplan.profilers.profile import Profile, load, save
 from moeplan.profilers.stopwatch import Laps
 from moeplan.profilers.world import World
 from moeplan.runtime import load_plan, parallelize, schedule_of
@@ -33,7 +38,7 @@ from moeplan.runtime.rebalancing import tables_of
 from moeplan.traces.model import NOT_ROUTED
 from moeplan.traces.reader import Trace, open_trace
 from moeplan.traces.schema import PHASES
-from tests.builders import known, model
+from tests.builders import known, model, series
 from tests.planner.cli.conftest import MAIN, ended, python, started, wait_until_said
 from tests.planner.makers import counted, made, rewritten, write_profile
 from tests.runtime.worlds import by_rank
@@ -195,6 +200,46 @@ def test_condensed_seconds_are_predicted_from_the_rows_that_travel(folder: Path,
     assert gates["step_s"][1] < today["step_s"][1]
     assert fp8["exchange_s"][1] < gates["exchange_s"][1]
     assert gates["experts_s"][1] <= today["experts_s"][1]
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_condensed_seconds_hold_those_of_finding_and_folding_rows(folder: Path, tmp_path: Path, backward: bool) -> None:
+    """Copies and pairs are counted token by token; a profile without the case predicts as much less, and says so."""
+    older, path = write_profile(tmp_path / "older.json", "1x2"), tmp_path / "profile.json"
+    axes = {"rows": (16, 512), "group": (4, 64), "hidden": (64, 512), "backward": (0, 1)}
+    sizes = [dict(zip(axes, size, strict=True)) for size in itertools.product(*axes.values())]
+    kept = load(older)
+    folds = series("condensed_rows", dtype="fp32", sizes=sizes, a_s=1e-3, b_s=1e-9)
+    save(Profile.of(kept.origins[0], kept.cluster, [*kept.series.values(), folds]), path)
+    settings: dict[str, Any] = {"tokens": 100, "rounds": 1, "backward": backward}
+    with_it, without = (asked(folder, "eplb", "gates", profile=one, **settings) for one in (path, older))
+    step, spec = with_it.work.recorded, with_it.stage.scene.model
+    expected = 0.0
+    for layer in range(spec.num_layers):
+        rows, groups = Counter[int](), Counter[Any]()
+        for ids_K, home in zip(step.ids[:, layer].tolist(), step.home.tolist(), strict=True):
+            asks = {device: [one for one in ids_K if one * 2 // spec.num_experts == device] for device in (0, 1)}
+            rows[home] += sum(bool(experts) for experts in asks.values())
+            groups[home, tuple(sorted(asks[1 - home]))] += bool(asks[1 - home])
+        pairs = {home: sum(count**2 for (where, _), count in groups.items() if where == home) for home in rows}
+        sizes_D: list[dict[str, Any]] = [
+            {"rows": rows[home], "group": pairs[home] / rows[home], "hidden": spec.hidden_size, "backward": backward}
+            for home in rows
+        ]
+        expected += max(float(predict(load(path), "condensed_rows", size).seconds) for size in sizes_D)
+    step_s = [np.array([one["step_s"][1].sum() for one in each.predicted]) for each in (with_it, without)]
+    less = step_s[0] - step_s[1]
+    assert less == pytest.approx([0, 0, expected], abs=1e-12)
+    assert expected > 1e-3 * spec.num_layers
+    assert with_it.stage.unfolded is None
+    assert asked(folder, "eplb", profile=older, **settings).stage.unfolded is None
+    done = replace(without.told(by_rank(2, run, without.work)), noise=0.0)
+    words = "takes no time in predictions: the profile has no condensed_rows; measure again: moeplan profile"
+    screen = Console(width=300, record=True, file=io.StringIO())
+    replay_report(done, screen)
+    assert words in screen.export_text()
+    replay_report(replace(done, unfolded=None), screen)
+    assert words not in screen.export_text()
 
 
 def test_a_plan_that_condenses_rows_needs_their_states(folder: Path, tmp_path: Path) -> None:

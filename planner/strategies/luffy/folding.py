@@ -149,9 +149,13 @@ class Way:
 
     def stands(self, layer: int, rows: Rows, x_TM: Tensor, weight_TK: Tensor) -> Tensor:
         """The row that stands for each."""
-        if self.cluster is None or layer not in (self.layers or (layer,)):
+        if self.cluster is None or not self.condenses(layer):
             return torch.arange(len(rows.remote_n))
         return self.cluster(layer, rows, x_TM, weight_TK)
+
+    def condenses(self, layer: int) -> bool:
+        """Check whether rows of a layer may stand for others."""
+        return self.cluster is not None and layer in (self.layers or (layer,))
 
     def rows(self, layer: int, ids_TK: Tensor, weight_TK: Tensor, seats: "Seats") -> tuple[Rows, Tensor]:
         """The rows of tokens, and the gate weights of the experts that are asked."""

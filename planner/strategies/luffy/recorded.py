@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ....errors import UsageError
 from ....profilers.cluster import Cluster
+from ....runtime.engine.clusters import compared, grouped
 from ....solvers.arrays import Ints
 from ....solvers.ports import port_copies, remote_visits
 from ....traces.embeddings import KEYS, Embeddings
@@ -44,9 +45,13 @@ class Recorded:
         return counted
 
     def condensed(self, way: Way, exact: Tally, cluster: Cluster) -> Tally:
-        """The tally of a way, from that of every row travelling for itself: fewer copies, fewer pairs on devices."""
+        """The tally of a way, from that of every row travelling for itself: fewer copies, fewer pairs on devices.
+
+        `folded` is what each device does for it in the layers in which rows stand for others.
+        """
         assert exact.ports is not None
         dispatch, loads = np.zeros_like(exact.ports.dispatch), np.zeros_like(exact.loads)
+        folded = np.zeros((2, *exact.loads.shape), np.int64)
         for layer, (rows, stands_n) in enumerate(self._folded(way)):
             kept_n = (stands_n == torch.arange(len(stands_n))).numpy()
             row_n, place_n = rows.copies.row[kept_n], rows.copies.place[kept_n]
@@ -57,7 +62,20 @@ class Recorded:
             )
             asked_n = (rows.copies.beside[kept_n] >= 0).sum(1).numpy()
             np.add.at(loads[:, layer], (step_n, device_n1[:, 0]), asked_n)
-        return replace(exact, loads=loads, ports=replace(exact.ports, dispatch=dispatch, combine=None))
+            if way.condenses(layer):
+                self._add_work(rows, folded[:, :, layer])
+        ports = replace(exact.ports, dispatch=dispatch, combine=None)
+        return replace(exact, loads=loads, ports=ports, folded=folded)
+
+    def _add_work(self, rows: Rows, folded_2BD: Ints) -> None:
+        """Count the copies of each step and device, and the pairs of them that are compared."""
+        order_n, size_g = grouped(rows.copies, rows.remote_n)
+        first_g = order_n[size_g.cumsum(0) - size_g]
+        for counts_BD, row, number in (
+            (folded_2BD[0], rows.copies.row, 1),
+            (folded_2BD[1], rows.copies.row[first_g], compared(size_g.numpy())),
+        ):
+            np.add.at(counts_BD, (self.seats.step[row].numpy(), self.seats.home[row].numpy()), number)
 
     def _folded(self, way: Way) -> Iterator[tuple[Rows, Tensor]]:
         """The rows of each layer, and the row that stands for each, int64 `[n]`."""

@@ -707,6 +707,59 @@ def test_encoding_of_fp8_rows_is_a_part_with_a_source_a_dtype_and_noise(dtype: s
     assert "encoding" not in {*untimed.sources, *untimed.missing, *untimed.noisy}
 
 
+@pytest.mark.parametrize(("dtype", "other"), [("fp32", ()), ("bf16", ("folding",))])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_folding_of_rows_is_a_part_with_a_source_a_dtype_and_noise(dtype: str, other: Any, noisy: bool) -> None:
+    axes = {"rows": (8, 64, 512), "group": (4, 32), "hidden": (8, 64), "backward": (0, 1)}
+    sizes = [dict(zip(axes, one, strict=True)) for one in itertools.product(*axes.values())]
+    measured = series("condensed_rows", dtype=dtype, sizes=sizes, a_s=0.0), series("all_to_all", 4, "intra")
+    profile = measured_profile(Cluster(1, 4), *measured, noise=Noise(sizes=10, wide=9 if noisy else 0))
+    costs = known(CostModel.of(profile, profile.cluster, IN_FLOATS, samples=False))
+    assert costs.sources["folding"] == f"condensed_rows/{dtype}"
+    assert costs.other_dtype == other
+    assert ("folding" in costs.noisy) == noisy
+    rows, group, trains = np.array([[100.0, 8.0], [32.0, 4.0], [1.0, 0.0]])
+    assert known(costs.folding)(rows, group, trains).seconds == pytest.approx(1e-9 * rows * group * 8, rel=0.2)
+    older = profile.model_copy(update={"series": {measured[1].key: measured[1]}})
+    costs = known(CostModel.of(older, profile.cluster, IN_FLOATS, samples=False))
+    assert costs.folding is None
+    assert costs.missing["folding"] == "the profile has no condensed_rows; measure again: moeplan profile"
+    untimed = known(CostModel.of(profile, profile.cluster, IN_FLOATS, samples=False, by_loads=True))
+    assert "folding" not in {*untimed.sources, *untimed.missing, *untimed.noisy}
+
+
+@pytest.mark.parametrize("passes", [None, Passes(0.0, full_duplex=False), Passes(2.0, full_duplex=True)])
+def test_folding_takes_what_the_slowest_device_takes_in_every_layer(make_trace: Any, passes: Any) -> None:
+    """1 s a row and half a second a row of a group, trained twice that; no chunk overlaps."""
+    scene = scene_of(make_trace(samples=8), Cluster.parse("1x2", ("intra=1e6:0",)), passes=passes)
+    experts = lambda pairs, _slots: Prediction(0 * pairs, 0 * pairs, 0 * pairs, pairs < 0)  # noqa: E731
+
+    def folding(rows: Any, each: Any, trains: Any) -> Prediction:
+        seconds = (1 + trains) * (rows + each / 2)
+        return Prediction(seconds, seconds / 2, seconds * 2, rows > 20)
+
+    scene = replace(scene, costs=replace(known(scene.costs), experts=experts, folding=folding))
+    journey = Journey("standard", HALVES)
+    ((tally,),) = replay(scene, [journey], ports=True)
+    rows = np.random.default_rng(0).integers(0, 30, tally.loads.shape)
+    pairs = np.random.default_rng(1).integers(1, 5, rows.shape) * rows
+    pairs[1, 2] = 0
+    folded = price(replace(tally, folded=np.stack([rows, pairs])), journey, scene)
+    exact = price(tally, journey, scene)
+    assert "folding_s" not in exact.levels
+    expected = np.zeros(2)
+    for step, layer in np.ndindex(2, 3):
+        here = [(1.0 * n + p / n / 2) if p else 0.0 for n, p in zip(rows[step, layer], pairs[step, layer], strict=True)]
+        expected[step] += max(here) * (2 if passes is not None and passes.backward else 1)
+    np.testing.assert_allclose(folded.levels["folding_s"], expected * [[0.5], [1.0], [2.0]])
+    np.testing.assert_allclose(folded.levels["step_s"] - exact.levels["step_s"], expected * [[0.5], [1.0], [2.0]])
+    np.testing.assert_allclose(folded.step["folding"], folded.levels["folding_s"])
+    assert folded.extrapolated["folding_s"] == pytest.approx(((rows > 20) & (pairs > 0)).any(axis=2).mean())
+    even = (rows.mean(axis=2) + pairs.mean(axis=2) / np.maximum(rows.mean(axis=2), 1) / 2) * (pairs.sum(axis=2) > 0)
+    ideal = even.sum(axis=1) * (2 if passes is not None and passes.backward else 1)
+    np.testing.assert_allclose(folded.levels["ideal_step_s"][1] - exact.levels["ideal_step_s"][1], ideal)
+
+
 def test_exchanges_between_nodes_of_another_size_are_timed_by_the_link() -> None:
     """Eight ranks on 2 x 4: on 4 x 2 as many ranks, of whose bytes 6 of 7 blocks cross between nodes instead of 4."""
     here = Cluster(2, 4, {"inter": Link(5e-6, 4e-10, 4.0)})
