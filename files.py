@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 MAX_JSON_BYTES = 256 * 2**20
 MAX_DIGITS = 64
+EXPONENT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)e[-+]?[0-9]+$", re.IGNORECASE)  # YAML 1.1: dot and sign
 MAX_REASON = 240  # characters of a refusal, which may quote the file
 _placed = dict[Path, int]()  # files and directories, by the inode that is to be there
 
@@ -164,6 +166,7 @@ def read_json(path: str | os.PathLike[str], *, what: str, max_bytes: int = MAX_J
 def read_yaml(path: str | os.PathLike[str], *, what: str, max_bytes: int) -> Any:
     """The value in the YAML file `path`, of plain types, refusing mappings that name a key twice; `what` as above.
 
+    `1e6` is a number, as in YAML 1.2 and JSON; to YAML 1.1 it is a text.
     In pure Python, 20 us a number: libyaml's parser crashes on deep nesting.
     """
     import yaml
@@ -184,6 +187,7 @@ def read_yaml(path: str | os.PathLike[str], *, what: str, max_bytes: int) -> Any
                 raise yaml.constructor.ConstructorError(None, None, "a mapping names a key twice", node.start_mark)
             return super().construct_mapping(node, deep)
 
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, [*"+-.0123456789"])
     text = read_text(path, what=what, max_bytes=max_bytes)
     try:
         return yaml.load(text, Loader)  # noqa: S506  a SafeLoader

@@ -97,7 +97,7 @@ def change_text(*gains: float) -> str:
 def link_text(link: Link) -> str:
     """GB/s of a device beside the others, latency, and how devices share the link."""
     rate = 1e-9 / link.s_per_byte
-    alone = f", {link.shared_by:.3g} times as fast for a device alone" if link.shared_by > 1 else ""
+    alone = f", shared by {link.shared_by:.3g} devices" if link.shared_by > 1 else ""
     return f"{f'{rate:.3g}' if rate < 999.5 else f'{rate:.0f}'} GB/s, {TimeUnit.worded(link.latency_s)}{alone}"
 
 

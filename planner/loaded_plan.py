@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from ..runtime.plan import Plan, load
 from ..solvers.arrays import Bools
 from ..solvers.replicas import ReplayRule
 from ..traces.count_form import CountTrace
+from ..traces.importers.hidden_layers import spans
 from ..traces.model import ModelSpec
 from ..traces.reader import Trace
 from ..traces.split import earliest
@@ -183,13 +185,16 @@ def check_model(
     sizes = [(name, ours[name], theirs[name]) for name in names or ours if ours[name] != theirs[name]]
     if differing := [row for row in sizes if not (unknown and None in row)]:
         own, recorded = (
-            ", ".join(
-                f"{row[0]} {'unknown' if row[at] is None else shorten(str(row[at]), 60, placeholder=' ...')}"
-                for row in differing
-            )
+            ", ".join(f"{row[0]} {'unknown' if row[at] is None else _sized(row[at])}" for row in differing)
             for at in (1, 2)
         )
         raise MismatchError(f"{path}: a plan for {own}, {trace.path} has {recorded}; expected {expected}")
+
+
+def _sized(value: Any) -> str:
+    """A size of a model in few signs; of ids of layers their spans and their number."""
+    text = f"{spans(value)} ({len(value)} layers)" if isinstance(value, tuple) else str(value)
+    return shorten(text, 60, placeholder=" ...")
 
 
 def known_model(model: ModelSpec, plans: Sequence[Plan]) -> ModelSpec:

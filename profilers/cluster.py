@@ -131,11 +131,15 @@ class Cluster:
             if kind in stated:
                 raise UsageError(f"two links {kind}; expected one of a kind: leave out the other")
             stated[kind] = link
-        if "inter" in stated and self.num_nodes == 1:
+        return self.joined_by(stated)
+
+    def joined_by(self, links: Mapping[str, Link]) -> "Cluster":
+        """The cluster with these links in place of its own of their kinds; UsageError for a link between one node."""
+        if "inter" in links and self.num_nodes == 1:
             raise UsageError(
                 f"link inter of cluster {self}; expected two or more nodes: leave it out, or give more nodes"
             )
-        return dataclasses.replace(self, links={**self.links, **stated})
+        return dataclasses.replace(self, links={**self.links, **links})
 
     def links_on(self, other: "Cluster") -> dict[str, Link]:
         """The links of this cluster as the nodes of another one have them (`Link.among`)."""

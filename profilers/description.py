@@ -167,6 +167,6 @@ def _read(path: Path) -> Cluster:
             kind: Link(link.latency_us * 1e-6, 1e-9 / link.gbytes_per_s, link.shared_by)
             for kind, link in text.links.items()
         }
-        return Cluster(text.num_nodes, text.devices_per_node, links)
+        return Cluster(text.num_nodes, text.devices_per_node).joined_by(links)
     except UsageError as error:
         raise InputError(f"{path}: {error}") from error

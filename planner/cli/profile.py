@@ -1,6 +1,6 @@
 """`moeplan profile`: measure this machine, take a preset, describe a cluster, read published tables, merge profiles."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +12,7 @@ from .rules import Rule, check_flags, exclusive
 from .screen import console, end_interrupted, print_json, progress, step_progress
 
 if TYPE_CHECKING:
+    from ...profilers.cluster import Cluster
     from ...profilers.origin import GridName
     from ...profilers.profile import Profile
 
@@ -167,11 +168,23 @@ def _described(
     from ...profilers.description import describe, on_cluster
 
     if node is None:
-        return describe(cluster or "", links, attention), []
+        described = describe(cluster or "", links, attention)
+        return described, [*_unlinked(described.cluster)]
     result = on_cluster(node, cluster, links)
     replaced = len(node.series) - len(result.series)
     note = f"{replaced} curves are left out: the link that they crossed is as given"
     return result, [note] if replaced else []
+
+
+def _unlinked(cluster: "Cluster") -> Iterator[str]:
+    """A note on the links that a described cluster has, and that were not given."""
+    sizes = {"intra": cluster.devices_per_node, "inter": cluster.num_nodes}
+    if lacking := [kind for kind, size in sizes.items() if size > 1 and kind not in cluster.links]:
+        flags = " ".join(f"--link {kind}=GBps:us" for kind in lacking)
+        yield (
+            f"link {' and '.join(lacking)} not given, and nothing is measured: no seconds of exchanges will be"
+            f" predicted; give {flags}"
+        )
 
 
 def _saved(result: "Profile", output: Path, plot: Path | None, *, measured: bool) -> tuple[Path, list[str]]:

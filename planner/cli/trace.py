@@ -9,6 +9,7 @@ from ...errors import UsageError
 from ..request import Phase
 from .commands import LazyGroup
 from .flags import Json, Phases, WorkersText, optional, phases
+from .rules import Rule, check_flags
 from .screen import console, print_json, progress
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ COMMANDS = {
     "example": "Write a real trace that ships with moeplan.",
 }
 
+TWO_SHARDS = "--shard takes its share from srun, --shard-of {value} names it; give one of them"
+RULES = (Rule(("--shard-of",), "with", ("--shard",), TWO_SHARDS),)
 HERE = dict.fromkeys(("import", "info", "count", "example"), "trace")
 trace = LazyGroup("trace", COMMANDS, HERE, help="Record, import, inspect and count routing traces.")
 
@@ -184,6 +187,7 @@ def count(
     from ...traces.shards import Shard, is_sharded, read_shards, write_shard
     from ...workers import opened as opened_workers
 
+    check_flags({"--shard": shard, "--shard-of": shard_of}, RULES)
     chosen = Shard.parse(shard_of) if shard_of else Shard.of_slurm() if shard else None
     whole = None if is_sharded(trace) else open_any(trace)
     counts = read_shards(trace) if whole is None else [whole] if isinstance(whole, CountTrace) else []

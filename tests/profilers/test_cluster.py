@@ -133,6 +133,25 @@ def test_a_described_profile_says_that_nothing_was_measured() -> None:
     assert profile.cluster == Cluster.parse("2x8", ["intra=400:2", "inter=50:5"])
 
 
+@pytest.mark.parametrize("number", ["4e2", "4E+2", "400", ".4e3", "4.0e+2", "+4e2"])
+def test_a_yaml_number_may_be_written_with_an_exponent_as_on_the_command_line(tmp_path: Path, number: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(YAML.replace("gbytes_per_s: 400", f"gbytes_per_s: {number}"))
+    assert describe(str(path)).cluster.links["intra"] == Link(2e-6, 1e-9 / 400)
+    path.write_text(YAML.replace("gbytes_per_s: 400", "gbytes_per_s: 4e"))
+    with pytest.raises(InputError, match="gbytes_per_s"):
+        describe(str(path))
+
+
+def test_one_node_in_a_yaml_file_has_no_link_between_nodes_as_on_the_command_line(tmp_path: Path) -> None:
+    words, path = "link inter of cluster 1x8; expected two or more nodes", tmp_path / "cluster.yaml"
+    path.write_text(YAML.replace("num_nodes: 2", "num_nodes: 1"))
+    with pytest.raises(InputError, match=words):
+        describe(str(path))
+    with pytest.raises(UsageError, match=words):
+        describe("1x8", ["inter=50:5"])
+
+
 def test_a_yaml_file_says_the_same_as_the_command_line(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(YAML)

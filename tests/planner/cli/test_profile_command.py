@@ -57,7 +57,7 @@ def test_the_screen_says_of_a_link_how_many_devices_share_it() -> None:
     lines = printed(describe("2x8", ["intra=400:2", "inter=6.25:5:8"]), 100).splitlines()
     assert [line for line in lines if line.startswith("link")] == [
         "link      intra: 400 GB/s, 2.00 us",
-        "link      inter: 6.25 GB/s, 5.00 us, 8 times as fast for a device alone",
+        "link      inter: 6.25 GB/s, 5.00 us, shared by 8 devices",
     ]
 
 
@@ -149,8 +149,8 @@ def test_a_link_is_told_in_three_digits_and_the_unit_that_fits(link: str, words:
     assert f"intra: {words}" in printed(describe("1x2", [f"intra={link}"]), 80)
 
 
-@pytest.mark.parametrize(("shared_by", "words"), [("", ""), (":1.58", ", 1.58 times as fast for a device alone")])
-def test_a_link_that_devices_share_is_told_by_how_much_faster_a_device_is_alone(shared_by: str, words: str) -> None:
+@pytest.mark.parametrize(("shared_by", "words"), [("", ""), (":1.58", ", shared by 1.58 devices")])
+def test_a_link_says_how_many_devices_share_it(shared_by: str, words: str) -> None:
     lines = printed(describe("2x4", [f"inter=50:5{shared_by}"]), 80).splitlines()
     assert [line for line in lines if "inter:" in line] == [f"link      inter: 50 GB/s, 5.00 us{words}"]
 
@@ -254,6 +254,24 @@ def test_what_cannot_be_is_one_clear_line(refuse: Any, tmp_path: Path, words: An
     (tmp_path / "net.json").write_text((tmp_path / "node.json").read_text())
     save(describe("2x4"), tmp_path / "small.json")
     refuse("profile", *words, cwd=tmp_path, code=code, words=told)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "links", "lacking"),
+    [
+        ("2x4", [], "link intra and inter not given"),
+        ("2x4", ["intra=100:2"], "link inter not given"),
+        ("2x1", ["inter=10:5"], None),
+        ("1x4", ["intra=100:2"], None),
+    ],
+)
+def test_a_described_cluster_names_the_links_that_it_lacks(cluster: str, links: list[str], lacking: str | None) -> None:
+    notes = [*profile_command._unlinked(Cluster.parse(cluster, links))]
+    assert len(notes) == (lacking is not None)
+    if lacking is not None:
+        assert notes[0].startswith(lacking)
+        flags = " ".join(f"--link {kind}=GBps:us" for kind in ("intra", "inter") if kind in lacking)
+        assert notes[0].endswith(f"give {flags}")
 
 
 def test_a_preset_is_a_profile_of_the_cluster_asked_for_and_says_that_attention_was_not_measured(

@@ -198,5 +198,6 @@ def test_processes_of_srun_count_shards_that_count_sums(moeplan: Any, refuse: An
     counts, alone = (next((tmp_path / name).iterdir()).read_bytes() for name in ("counts", "alone"))
     assert counts == alone
     refuse(*shard, cwd=tmp_path, code=2, words="--shard without SLURM_PROCID")
+    refuse(*shard, "--shard-of", "0/2", cwd=tmp_path, code=2, words="--shard-of 0/2 names it; give one of them")
     refuse("trace", "count", "counts", "--shard-of", "0/2", "-o", "x", cwd=tmp_path, code=2, words="counts already")
     refuse("trace", "info", "--workers", "many", cwd=tmp_path, code=2, words="expected auto, a number of processes")

@@ -276,7 +276,11 @@ def test_what_cannot_be_compared_is_refused_by_name_with_the_reason(
     ):
         with pytest.raises(error, match=words):
             compare(paths, trace.path)
-    for changes, words in (({"layers": 4}, "layer_ids"), ({"experts": 16}, "num_experts"), ({"top_k": 1}, "top_k")):
+    for changes, words in (
+        ({"layers": 4}, r"layer_ids 0-2 \(3 layers\), .* has layer_ids 0-3 \(4 layers\);"),
+        ({"experts": 16}, "num_experts"),
+        ({"top_k": 1}, "top_k"),
+    ):
         with pytest.raises(MismatchError, match=words):
             compare([coherent], make_trace(samples=4, **changes).path)
     with pytest.raises(UsageError, match="samples were not recorded"):
