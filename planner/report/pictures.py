@@ -39,8 +39,8 @@ QUANTILES = (50, 95, 99)
 PUBLISHED = "eplb"  # the contender that stands beside others where there is room for few
 COLOURS = (BLUE, ORANGE, GREEN, VIOLET, CYAN, OCHRE)  # of all but today, which is grey
 # Parts of a step by their colours; passes stand in place of dispatch, experts and combine. No step has a way home and
-# sums: tokens that live elsewhere are not trained.
-_COLOURS = (OCHRE, VIOLET, GREY, ORANGE, BLUE, GREEN, CYAN, CYAN, RED, BLUE, GREEN)
+# sums: tokens that live elsewhere are not trained. None has K and V and folding: rows that stand for others return.
+_COLOURS = (OCHRE, VIOLET, GREY, VIOLET, ORANGE, BLUE, GREEN, CYAN, CYAN, RED, BLUE, GREEN)
 PARTS = dict(zip((*SOURCES, *PASSES), _COLOURS, strict=True))
 
 
