@@ -388,7 +388,7 @@ def test_gains_are_paired_by_round_and_held_against_today_run_twice() -> None:
     nothing: Any = [np.zeros(1, np.int64)] * 4
     step = Recorded(np.zeros((1, 3, 2), np.uint16), *nothing)
     work: Any = Work(step, model(), {"today": Way(""), "a": Way("")}, False, [0, 0, 0], 0)
-    stage: Any = type("Stage", (), {"seen": False, "scene": type("Scene", (), {"record_steps": 2})})
+    stage: Any = type("Stage", (), {"seen": False, "unfolded": None, "scene": type("Scene", (), {"record_steps": 2})})
     measured = [timed(rounds, [0.0, 0.3, 0.0], 5), timed(slower, [0.0, 0.6, 0.0], 7)]
     done = Prepared(stage, work, [{}, {}]).told(measured)
     today, ours = done.ways

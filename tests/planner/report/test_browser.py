@@ -19,7 +19,6 @@ from moeplan.traces.statistics import describe
 from tests.browser import Browser, browsing, chromium
 from tests.planner.makers import made, tallied
 
-PLANS = ("eplb", "exflow", "flexmoe", "luffy")
 A4 = 688  # pixels of a sheet between its margins
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium is installed to look at pages with")
@@ -68,15 +67,6 @@ def test_no_page_complains_asks_or_overflows(
         seen = browser.visit(page, width=width, scheme=scheme, media=media)
         assert (seen["outside"], seen["errors"]) == ([], []), page
         assert page.suffix == ".svg" or seen["width"] <= width, page
-
-
-def test_a_phone_shows_how_much_of_today_a_plan_takes_without_a_scroll(browser: Browser, pages: list[Path]) -> None:
-    right = "Math.max(...[...document.querySelectorAll('th')].filter(one => one.textContent == '% of today')"
-    judged = [page for page in pages if page.stem in (*PLANS, "compare")]
-    for page in judged:
-        browser.visit(page, width=375)
-        assert 0 < browser.value(f"{right}.map(one => one.getBoundingClientRect().right))") <= 375, page
-    assert len(judged) == len(PLANS) + 1
 
 
 def test_a_page_is_dark_where_that_is_preferred(browser: Browser, pages: list[Path]) -> None:

@@ -105,7 +105,8 @@ def test_the_busiest_rank_of_an_exchange_handles_the_bytes_asked_for_and_each_ke
     own, handled = np.diag(copies), np.maximum(copies.sum(axis=0), copies.sum(axis=1))
     assert handled.max() == pytest.approx(rows, abs=ranks)
     assert own == pytest.approx(handled * kept / 100, abs=ranks)
-    assert (np.ptp(copies[~np.eye(ranks, dtype=bool)]) == 0) == even
+    spread = np.ptp(copies[~np.eye(ranks, dtype=bool)])
+    assert spread == 0 if even else spread > 0 or rows * (100 - kept) < 1000 * ranks
 
 
 def test_as_many_as_of_even_copies_are_kept_or_more() -> None:
