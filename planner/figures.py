@@ -97,8 +97,9 @@ def change_text(*gains: float) -> str:
 def link_text(link: Link) -> str:
     """GB/s of a device beside the others, latency, and how devices share the link."""
     rate = 1e-9 / link.s_per_byte
+    text = f"{rate:.3g}" if rate < 999.5 else f"{rate:.0f}"
     alone = f", shared by {link.shared_by:.3g} devices" if link.shared_by > 1 else ""
-    return f"{f'{rate:.3g}' if rate < 999.5 else f'{rate:.0f}'} GB/s, {TimeUnit.worded(link.latency_s)}{alone}"
+    return f"{text} GB/s, {TimeUnit.worded(link.latency_s)}{alone}"
 
 
 def bytes_text(number: float) -> str:

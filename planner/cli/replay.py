@@ -72,8 +72,8 @@ def replay(
         replay_report(done, console(), asked=tokens_per_step)
     if save:  # once it is seen: a disk may be full
         write()
-    if save and not as_json:
-        print(f"wrote     {', '.join(str(beside(plan)) for plan in plans)}")
+        if not as_json:
+            print(f"wrote     {', '.join(str(beside(plan)) for plan in plans)}")
     if done.gaining and not as_json:
         print(f"next: {after_replay(Path(done.gaining[0]))}")
     if not done.gaining:

@@ -42,7 +42,6 @@ COMBINE: Final = "combine_s"
 EXCHANGE: Final = "exchange_s"
 AROUND: Final = "attention_exchange_s"
 COUNTS: Final = "counts_s"
-FOLDING: Final = "folding_s"
 HOME: Final = "home_s"
 TimedMetric = Literal["step_s", "experts_s"]
 Currency = TimedMetric | Literal["balance"]  # what candidates of any kind are compared by
@@ -296,7 +295,7 @@ ROWS = (
     _timed("kv_intra_s", "K/V intra", "of kv_s, what crosses inside nodes"),
     _timed("kv_inter_s", "K/V inter", "of kv_s, what crosses between nodes"),
     _timed(COUNTS, "counts", "seconds per step: telling all devices what each holds, before a layer"),
-    _timed(FOLDING, "folding", "seconds per step: finding rows that stand for others and folding them, both passes"),
+    _timed("folding_s", "folding", "seconds per step: finding rows that stand for others, folding them, both passes"),
     _timed(DISPATCH, "dispatch", "seconds per step: the busiest port's dispatch"),
     _timed("dispatch_intra_s", "dispatch intra", "of dispatch_s, what crosses inside nodes"),
     _timed("dispatch_inter_s", "dispatch inter", "of dispatch_s, what crosses between nodes"),

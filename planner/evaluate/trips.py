@@ -44,13 +44,13 @@ def half_trip(series: Series, places: int, shared_by: float, moves: int = 0) -> 
     Profiles of earlier versions have no t_1: w is 0.
     """
     assert series.fit is not None
-    axes = series.fit.axes
-    if "kept" not in axes:
+    if "kept" not in series.fit.axes:
         raise InputError(
             f"the profile's {series.key} does not tell how much ranks keep, as earlier versions measured it;"
             " measure again: moeplan profile"
         )
     measured, (least, _) = Measured.of(series.ranks, places, shared_by), series.fit.measured["kept"]
+    knows_even = series.fit.measured.get("even") == (0, 1)  # an interrupted profile may lack the even ones
 
     def least_kept(sent: Floats, even: int) -> Prediction:
         return scaled(0.5, _trip(series, 0, sent / (1 - least / 100), least, even))
@@ -59,7 +59,7 @@ def half_trip(series: Series, places: int, shared_by: float, moves: int = 0) -> 
         """Seconds of one way, `[B, L]`."""
         parts = [_one_way(series, moves, port * measured.uneven, most - port)]
         weight = np.clip((evenness - measured.evenness) / max(1 - measured.evenness, APART), 0.0, 1.0)
-        if "even" in axes and weight.any():
+        if knows_even and weight.any():
             ends = (weight, least_kept(port * measured.even, 1)), (-weight, least_kept(port * measured.uneven, 0))
             parts += [scaled(factor, only_where(weight > 0, end)) for factor, end in ends]
         return total(parts)  # (1)

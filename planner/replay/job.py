@@ -102,6 +102,7 @@ def replay(
     done, environment = prepared.told(ranks), ranks[0].environment
 
     def write() -> None:
+        """Write it beside each plan."""
         profile = asked.profile
         save(
             done,

@@ -851,6 +851,22 @@ def test_a_profile_of_nodes_that_share_a_link_prices_any_exchange_by_that_link(
         assert predicted.seconds[0, 0] == pytest.approx(link_s((32 * far_DD).tolist()), rel=0.06)
 
 
+def test_a_profile_interrupted_before_even_exchanges_prices_by_uneven_ones_as_earlier_versions_did() -> None:
+    nodes, case, prices = Cluster.parse("2x2", ["inter=1:0:2"]), CASES["routed_exchange"], []
+    for knows_axis in (True, False):
+        taken = []
+        for trip in ({"bytes": 2**power, **way} for power in range(10, 23, 2) for way in ways(4) if not way["even"]):
+            size = trip if knows_axis else {axis: value for axis, value in trip.items() if axis != "even"}
+            taken.append(Measurement.of(size, case.work(trip, 4), [1e-9 * case.work(trip, 4)] * 6))
+        one = series("routed_exchange", 4, "inter", sizes=[taken[0].size, taken[-1].size])
+        one = one.model_copy(update={"measurements": tuple(taken), "fit": fit_series(case, 4, taken)})
+        profile = measured_profile(nodes, one, series("all_to_all", 2, "intra"))
+        costs = known(CostModel.of(profile, nodes, IN_FLOATS, samples=False))
+        port = np.array([2.0**18])
+        prices.append(float(known(costs.exchange)[1](port, port, np.ones(1)).seconds[0]))
+    assert prices[0] == pytest.approx(prices[1])
+
+
 @pytest.mark.parametrize(("cluster", "shared_by"), [("1x4", 1.0), ("4x1", 1.0), ("2x2", 1.0), ("2x2", 2.0)])
 def test_an_exchange_as_even_as_one_measured_takes_as_long_and_one_between_a_time_between(
     cluster: str, shared_by: float
