@@ -91,6 +91,20 @@ def test_a_link_given_times_what_crosses_it_in_place_of_the_profiles_curves(
     assert made_by(given, load_profile(measured)).split("--link ")[1].startswith(f"{link} ")
 
 
+def test_a_plan_on_one_of_another_profile_is_timed_by_the_curves_of_its_own(
+    make_trace: Any, make_profile: Any, tmp_path: Path
+) -> None:
+    trace, newer, older, base = make_trace(), make_profile("2x2"), tmp_path / "older.json", tmp_path / "base.json"
+    save(on_cluster(load_profile(newer), None, ["inter=0.5:90"]), older)
+    planned(trace, "eplb", cluster_for(None, older), profile=older, to=base)
+    assert cluster_for(None, older, on=base) == load_profile(older).cluster
+    cluster = cluster_for(None, newer, on=base)
+    assert cluster == load_profile(newer).cluster != load_profile(older).cluster
+    solved = made(trace, "netmoe", cluster, profile=newer, on=base).plan
+    assert "link" not in solved.options["seconds"]["sources"]["dispatch inter"]
+    assert not [line for line in certify(solved, trace.path, newer).unchecked if "link" in line]
+
+
 def test_a_plan_on_one_that_ctrl_c_ended_is_not_interrupted_itself(make_trace: Any, tmp_path: Path) -> None:
     trace, path = make_trace(), tmp_path / "base.json"
     save_plan(edited(planned(trace, "eplb", "2x2"), "outcome/placement/status", "interrupted"), path)
