@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from ..errors import UsageError
+from ..errors import UsageError, printable
 from ..files import atomic_path, check_target
 from .picture import DARK, LIGHT, PICTURE_STYLE, SMALL, Picture, colour_rules
 
@@ -71,7 +71,7 @@ class Text:
     def print(self, console: "Console") -> None:
         """Print on a console."""
         for line in self.lines:
-            console.print(line)
+            console.print(printable(line))
 
     def html(self) -> str:
         """Paragraphs of a page; what is set in columns in signs of one width."""
@@ -153,9 +153,9 @@ class Table:
             room = console.width - sum(GAP + column.width for column in rest)
             shown.add_column(names.header, overflow="fold", max_width=max(room, 1))
             for column in rest:  # figures stay whole, names wrap
-                shown.add_column(column.header, justify="right", no_wrap=True, min_width=column.width)
+                shown.add_column(printable(column.header), justify="right", no_wrap=True, min_width=column.width)
             for row in zip(*(column.cells for column in table.columns), strict=True):
-                shown.add_row(*row)
+                shown.add_row(*map(printable, row))
             console.print(shown)
         if self.note:
             console.print(self.note)

@@ -45,6 +45,7 @@ def replay(
       torchrun --nproc-per-node 8 -m moeplan.planner.cli replay plan.json
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # below, a lost rank prints a page of C++ frames
+    from ..figures import percent
     from ..replay.job import Experiment
     from ..replay.job import replay as run
     from ..replay.report import replay_report
@@ -77,4 +78,4 @@ def replay(
         more = 2 * rounds if len(done.steps) == rounds <= MOST_ROUNDS // 2 else None
         print(f"next: {after_replay(done, measured.plans, more_rounds=more)}")
     if not done.gaining:
-        raise NoBenefitError(f"no gain above the noise of {done.noise:.1%}")
+        raise NoBenefitError(f"no gain above the noise of {percent(done.noise, 1)}")

@@ -216,7 +216,8 @@ def count(
     if phase:
         print(f"read      {num_rows:,} {what}, counted those of {' and '.join(phase)} {by}")
     else:
-        print(f"counted   {num_rows:,} {what} {by}")
+        none = "; a file of the trace is counted whole, by another process" * (chosen is not None and not num_rows)
+        print(f"counted   {num_rows:,} {what} {by}{none}")
     if chosen is None:
         print(f"wrote     {output}    next: moeplan solve --trace {output}")
     else:

@@ -184,7 +184,7 @@ def _both_halves(folder: Path, say: Callable[[int, str], None]) -> Demo:
         say(3, "recording the embedded model on text, and planning for it")
         tokens_IS, other, trials = local.result()
     ids_TLK = np.concatenate([batch.ids for batch in other.batches()])
-    say(4, f"running the model on {CLUSTER.num_devices} processes under {len(trials)} plans")
+    say(4, f"running the model on {CLUSTER.num_devices} processes as today and under {len(trials) - 1} plans")
     ranks = run_world(CLUSTER.num_devices, _run_rank, Job(trials, tokens_IS, ids_TLK, ROUNDS), timeout_s=TIMEOUT_S)
     assert ranks is not None  # the demo starts its own ranks
     beside = _profile_beside(ranks[0].reports)

@@ -254,8 +254,8 @@ def _check_memory(prepared: "Prepared") -> None:
     if needed > (memory := memory_bytes()):
         what = "weights and gradients" if prepared.work.backward else "weights"
         raise UsageError(
-            f"{what} of {needed / 1e9:,.1f} GB, of today and of each plan, for {memory / 1e9:,.1f} GB of memory here;"
-            " expected ranks on the machines of the cluster (torchrun or srun), or fewer plans at a time"
+            f"{what} of {needed / 1e9:,.1f} GB, of today and each plan together, for {memory / 1e9:,.1f} GB of memory"
+            " here; expected ranks on the machines of the cluster (torchrun or srun), or fewer plans at a time"
         )
 
 
@@ -266,11 +266,9 @@ def memory_bytes() -> int:
 
 def _doubts(prepared: Prepared, ranks: Environment) -> Iterator[str]:
     """What the figures of these ranks lack."""
-    stage, wanted, profile = prepared.stage, prepared.tokens, prepared.profile
+    stage, profile = prepared.stage, prepared.profile
     nodes, hosts = stage.scene.cluster.num_nodes, ranks.num_hosts
-    if wanted is not None and (run := int(np.bincount(prepared.work.recorded.step).max())) < wanted:
-        rest = "samples" if stage.seen else "samples that no plan was fitted to"
-        yield f"a step has {run:,} of the {wanted:,} tokens asked for: no more {rest}; record more"
+    yield from _few_tokens(prepared)
     if hosts < nodes:
         yield f"{nodes} nodes run on {_hosts(hosts)}: what is sent between them here crosses no link of the cluster"
     if profile is None:
@@ -283,6 +281,18 @@ def _doubts(prepared: Prepared, ranks: Environment) -> Iterator[str]:
     yield from (f"no predicted seconds of {what}: {missing[name]}" for name, what in parts.items() if name in missing)
     if listed := ", ".join(what for name, what in parts.items() if name in noisy):
         yield f"predicted by curves of a NOISY machine: {listed}; profile again when it is quiet"
+
+
+def _few_tokens(prepared: Prepared) -> Iterator[str]:
+    """A step of fewer tokens than were asked for; where no number was, of less than half of those a plan is for."""
+    stage, wanted, run = prepared.stage, prepared.tokens, int(np.bincount(prepared.work.recorded.step).max())
+    if wanted is not None and run < wanted:
+        rest = "samples" if stage.seen else "samples that no plan was fitted to"
+        yield f"a step has {run:,} of the {wanted:,} tokens asked for: no more {rest}; record more"
+    evaluated = [(one.plan.evaluation.judging.tokens_per_step, one.path) for one in stage.plans if one.plan.evaluation]
+    judged, path = max(evaluated, default=(0.0, ""))
+    if wanted is None and "step" not in stage.source.known and 2 * run < judged:
+        yield f"a step has {run:,} tokens, and {path} is for {judged:,.0f}: --tokens-per-step {judged:.0f} runs those"
 
 
 def _other_hardware(profile: Profile, ranks: Environment) -> Iterator[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ...errors import InputError
+from ...profilers.measurement import MIN_SAMPLES
 from ...runtime.plan import Plan
 from ..document import Column, Section, Table, Text, to_console
 from ..evaluate.metrics import COPIES, EXCHANGE, EXPERTS
@@ -38,10 +39,10 @@ def replayed_sections(plan: Plan, path: Path) -> list[Section]:
 def _answers(done: Replayed) -> Iterator[str]:
     for way in done.ways[1:]:
         steps = [one.predicted[STEP].value for one in (way, done.ways[0]) if STEP in one.predicted]
-        predicted = f"; predicted {_share(1 - steps[0] / steps[1])}" if len(steps) == 2 else ""
+        predicted = f"; predicted {_share(1 - steps[0] / steps[1])}" if len(steps) == 2 and steps[1] else ""
         gain = f"{_share(way.gain.value)} of the step ({_share(way.gain.high)} to {_share(way.gain.low)}{predicted})"
         noise = f"{percent(done.noise, 1)}{', a NOISY machine' * done.noisy}"
-        yield f"replayed here, {way.name}: {gain} in the median round: {done.verdict(way)} {noise}"
+        yield f"replayed here, {way.name}: {done.verdict(way)} {noise}; the median round: {gain}"
 
 
 def _share(gain: float) -> str:
@@ -52,18 +53,19 @@ def _tables(done: Replayed) -> Iterator[Table]:
     """Seconds of the step and of its parts, and copies, measured and predicted; of several steps, step by step, too."""
     unit = TimeUnit.up_to(max(way.step.value for way in done.ways))
     names = "forward and backward" if done.backward else "forward"
+    interval = "95 %" if len(done.steps) >= MIN_SAMPLES else "range"
     yield Table(
         [
             Column(f"{names}, {unit.name}", [way.name for way in done.ways]),
             Column("step", [unit.text(way.step.value) for way in done.ways]),
-            Column("95 %", [f"{unit.text(way.step.low)} to {unit.text(way.step.high)}" for way in done.ways]),
-            *_predicted(done, STEP, unit),
+            Column(interval, [f"{unit.text(way.step.low)} to {unit.text(way.step.high)}" for way in done.ways]),
+            *_predicted(done, "step", STEP, unit),
             Column("exchange", [unit.text(way.exchange_s) for way in done.ways]),
-            *_predicted(done, EXCHANGE, unit),
+            *_predicted(done, "exchange", EXCHANGE, unit),
             Column("experts", [unit.text(way.experts_s) for way in done.ways]),
-            *_predicted(done, EXPERTS, unit),
+            *_predicted(done, "experts", EXPERTS, unit),
             Column("copies", [f"{way.copies:,.0f}" for way in done.ways]),
-            *_predicted(done, COPIES),
+            *_predicted(done, "copies", COPIES),
         ],
         whole=True,
     )
@@ -76,8 +78,8 @@ def _tables(done: Replayed) -> Iterator[Table]:
         yield Table(columns, whole=True)
 
 
-def _predicted(done: Replayed, metric: str, unit: TimeUnit | None = None) -> Iterator[Column]:
-    """The column of a prediction, where it is known of some way."""
+def _predicted(done: Replayed, name: str, metric: str, unit: TimeUnit | None = None) -> Iterator[Column]:
+    """The column of a prediction of what is named, where it is known of some way."""
 
     def shown(way: Ran) -> str:
         if metric not in way.predicted:
@@ -86,7 +88,7 @@ def _predicted(done: Replayed, metric: str, unit: TimeUnit | None = None) -> Ite
         return f"{value:,.0f}" if unit is None else unit.text(value)
 
     if any(metric in way.predicted for way in done.ways):
-        yield Column("predicted", [shown(way) for way in done.ways])
+        yield Column(f"{name} predicted", [shown(way) for way in done.ways])
 
 
 def _remarks(done: Replayed) -> Iterator[str]:
@@ -100,4 +102,14 @@ def _remarks(done: Replayed) -> Iterator[str]:
         "exchange and experts are timed alone, after a barrier each; in a step they may overlap, and ranks wait; the"
         " rest of a step: counts, K and V, the way home, sums of replicas"
     )
+    yield (
+        "a round runs today and each plan one after the other, and its gain is between these; steps are medians over"
+        " all rounds, whose quotient may differ from the median gain"
+    )
+    if (rounds := len(done.steps)) < MIN_SAMPLES:
+        held = percent(1 - 0.5 ** (rounds - 1))
+        yield (
+            f"{rounds} round{'s' * (rounds > 1)}: intervals are ranges, which hold a median {held} of the time, not"
+            f" 95 %; expected {MIN_SAMPLES} or more: --rounds"
+        )
     yield from done.doubts

@@ -5,6 +5,7 @@ Legend: R rounds.
 
 import datetime
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,10 @@ class Span:
         """The median of samples."""
         return cls(float(np.median(samples)), *median_interval(samples))
 
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, (self.value, self.low, self.high))):
+            raise InputError(f"a figure {self.value}, {self.low} to {self.high}; expected finite numbers")
+
 
 @dataclass(frozen=True, slots=True)
 class Ran:
@@ -56,6 +61,15 @@ class Ran:
     measured_s: tuple[float, ...] = ()
     predicted_s: tuple[float, ...] = ()
 
+    def __post_init__(self) -> None:
+        parts = [self.exchange_s, self.experts_s, self.copies]
+        held = all(one.low <= one.value <= one.high for one in (self.step, self.gain))
+        if not (held and self.step.low > 0 and all(0 <= one < math.inf for one in parts)):
+            raise InputError(
+                f"{self.name}: step {self.step}, gain {self.gain}, parts {parts}; expected positive seconds, and"
+                " figures in their intervals"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
@@ -68,6 +82,15 @@ class Replayed:
     noise: float  #: How far today's second run of a round is from its first, as a share: the bound of its interval
     ways: tuple[Ran, ...]  #: Today's first
     doubts: tuple[str, ...] = ()  #: What the figures lack
+
+    def __post_init__(self) -> None:
+        rounds = len(self.steps)
+        told = [len(of) for way in self.ways for of in (way.measured_s, way.predicted_s) if of]
+        if len(self.ways) < 2 or not (rounds and 0 <= self.noise < math.inf and {rounds, *told} == {rounds}):
+            raise InputError(
+                f"a replay of {len(self.ways)} ways in {rounds} rounds, {told} of them told, with a noise of"
+                f" {self.noise}; expected today, plans, and all their rounds"
+            )
 
     def verdict(self, way: Ran) -> str:
         """What a plan's gain is beside the noise, which follows."""

@@ -85,9 +85,9 @@ class PlanPage:
         large, typed = [Headline(words)] if (words := headline(plan)) else [], per_engine(plan, self.path)
         return [
             Section("", (*large, Text.of(answer(plan), *self.left_out))),
+            *replayed_sections(plan, self.path),
             *(section for section in document if not section.verbose),
             *filter(None, pictures),
-            *replayed_sections(plan, self.path),
             trust_section(plan, self.path, self.recount.certificate, self.profile),
             *self._balance(),
             Section("What to type next", (Text.of(after_solve(plan, self.path)), Table.of_words(typed))),

@@ -55,7 +55,7 @@ def load_section(part: Part, tallies: Mapping[str, Tally], today: str, ours: Seq
         for rank in QUANTILES
     ]
     text = (
-        f"Token-expert pairs of every device over the mean of its layer, on the {part.num_steps:,} step(s) that judge."
+        f"Token-expert pairs of every device over the mean of its layer, on the steps that judge ({part.num_steps:,})."
         f" {_dots(tallies, today, ours)}; ticks: the busiest of each step, mean over steps. Nothing gets below 1."
     )
     pictures = [*strips(part, tallies, today, ours), histogram(part, tallies, today, ours)]

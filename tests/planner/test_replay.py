@@ -7,7 +7,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -414,12 +414,12 @@ def test_gains_are_paired_by_round_and_held_against_today_run_twice() -> None:
     assert done.gaining == (["a"] if min(gains) > done.noise else [])
 
 
-def replayed(**ours: Any) -> Replayed:
+def replayed(steps: tuple[int, ...] = (0,), **ours: Any) -> Replayed:
     """A replay of a plan beside today."""
     span = Span(0.01, 0.009, 0.011)
     way: dict[str, Any] = {"step": span, "exchange_s": 0.004, "experts_s": 0.005, "copies": 1234.0, "predicted": {}}
     ways = Ran(name="today", gain=Span(0, 0, 0), **way), Ran(name="a.json", **(way | {"gain": span} | ours))
-    return Replayed(10, (0,), seen=True, backward=True, noise=0.001, ways=ways)
+    return Replayed(10, steps, seen=True, backward=True, noise=0.001, ways=ways)
 
 
 def test_experts_that_memory_does_not_hold_are_refused_before_ranks_start(
@@ -458,8 +458,8 @@ def test_a_screen_without_predictions_names_what_predicts(capsys: pytest.Capture
     replay_report(replayed(), Console(width=200))
     said = capsys.readouterr().out
     assert (
-        "replayed here, a.json: -1.0 % of the step (-1.1 % to -0.9 %) in the median round: faster than today by more"
-        " than the noise of 0.1 %"
+        "replayed here, a.json: faster than today by more than the noise of 0.1 %; the median round: -1.0 % of the step"
+        " (-1.1 % to -0.9 %)"
     ) in " ".join(said.split())
     assert "predicted" not in said
     assert "NOISY" not in said
@@ -500,6 +500,19 @@ def test_a_step_of_fewer_tokens_than_asked_for_says_how_many_run(folder: Path) -
     )
     for enough in (asked(folder, "eplb", tokens=run), asked(folder, "eplb")):
         assert [*_doubts(enough, environment())] == [AGAIN]
+
+
+def test_a_step_of_less_than_half_of_what_a_plan_is_for_says_which_flag_runs_that(folder: Path) -> None:
+    prepared = asked(folder, "eplb")
+    (one,), run = prepared.stage.plans, len(prepared.work.recorded.ids)
+    for judged, told in ((2.0 * run, 0), (2.0 * run + 1, 1)):
+        evaluation = known(one.plan.evaluation)
+        part = evaluation.judging.model_copy(update={"tokens_per_step": judged})
+        plan = one.plan.model_copy(update={"evaluation": evaluation.model_copy(update={"held_out": part})})
+        other = replace(prepared, stage=replace(prepared.stage, plans=[replace(one, plan=plan)]))
+        *said, _ = _doubts(other, environment())
+        assert len(said) == told
+        assert not said or said[0].endswith(f"--tokens-per-step {2 * run + 1} runs those")
 
 
 def test_a_replay_with_a_profile_says_which_seconds_that_lacks_and_asks_for_no_other(
@@ -552,9 +565,10 @@ def test_hardware_that_was_not_measured_is_told(folder: Path) -> None:
 
 
 def test_a_screen_of_several_steps_tells_each(capsys: pytest.CaptureFixture[str]) -> None:
-    done = replayed(measured_s=(0.02, 0.03), predicted_s=(0.021, 0.029), predicted={"step_s": Span(0.025, 0.02, 0.03)})
+    predicted = {"step_s": Span(0.025, 0.02, 0.03)}
+    done = replayed((0, 1), measured_s=(0.02, 0.03), predicted_s=(0.021, 0.029), predicted=predicted)
     ways = (replace(done.ways[0], measured_s=(0.04, 0.05)), done.ways[1])
-    replay_report(replace(done, steps=(0, 1), ways=ways), Console(width=200))
+    replay_report(replace(done, ways=ways), Console(width=200))
     said = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["step", "today", "a.json", "predicted"] in said
     assert ["1", "50.0", "30.0", "29.0"] in said
@@ -586,6 +600,49 @@ def test_a_gain_stands_beside_the_one_predicted(capsys: pytest.CaptureFixture[st
     assert "(-1.1 % to -0.9 %; predicted -25.0 %)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("rounds", "share"), [(1, "0 %"), (5, "94 %"), (6, "")])
+def test_of_few_rounds_intervals_are_called_ranges(rounds: int, share: str, capsys: pytest.CaptureFixture[str]) -> None:
+    replay_report(replayed((0,) * rounds), Console(width=200))
+    said = " ".join(capsys.readouterr().out.split())
+    assert (" range " in said) is bool(share)
+    assert (" step 95 % " in said) is not bool(share)
+    assert (f"intervals are ranges, which hold a median {share} of the time" in said) is bool(share)
+
+
+def test_what_a_sidecar_says_prints_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    replay_report(replace(replayed(name="\x1b[2Ja\n"), doubts=("\x1b[31m",)), Console(width=200))
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert said.count("\\x1b[2Ja\\n") == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda kept: kept["ways"].pop(),
+        lambda kept: kept["ways"][1]["step"].update(low=0),
+        lambda kept: kept["ways"][1]["gain"].update(low=2),
+        lambda kept: kept["ways"][0].update(copies=-1),
+        lambda kept: kept["ways"][0]["measured_s"].append(1),
+        lambda kept: kept.update(noise=-1),
+    ],
+)
+def test_a_sidecar_whose_figures_cannot_be_is_told_in_a_line(
+    folder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], Any]
+) -> None:
+    plan, path, source = load_plan(folder / "eplb.json"), tmp_path / "eplb.json", FileInput(path="a", sha256="0" * 64)
+    ran = replace(replayed((0, 1), measured_s=(1.0, 2.0)).ways[1], name=str(path))
+    done = replace(replayed((0, 1)), ways=(replace(ran, name="today"), ran))
+    Measured(done, {str(path): plan}, source, None, environment()).save()
+    assert len(replayed_sections(plan, path)[0].body) > 1
+    kept = json.loads(beside(path).read_text())
+    change(kept["replayed"])
+    beside(path).write_text(json.dumps(kept))
+    (section,) = replayed_sections(plan, path)
+    (line,) = section.body
+    assert "expected" in str(line)
+
+
 def test_what_does_not_run_alone_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing"):
         replay(experiment(folder, "eplb", trace="nothing"))
@@ -609,7 +666,7 @@ def test_the_command_tells_and_keeps_all_figures_and_exits_by_them(folder: Path,
     kept = json.loads((folder / "netmoe.replay.json").read_text())
     assert kept["replayed"] == told | {"ways": [told["ways"][0], told["ways"][2]]}
     shown = python(*MAIN, "show", "netmoe.json", cwd=folder).stdout
-    assert f"netmoe.json: {-100 * told['ways'][2]['gain']['value']:+.1f} % of the step" in shown
+    assert f"median round: {-100 * told['ways'][2]['gain']['value']:+.1f} % of the step" in " ".join(shown.split())
     plan, path = load_plan(folder / "netmoe.json"), folder / "netmoe.json"
     other = tmp_path / "netmoe.json"
     beside(other).write_bytes(beside(path).read_bytes())

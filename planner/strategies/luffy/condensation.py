@@ -55,8 +55,8 @@ class Condensation(Strategy):
         for way in (*options.fit.ways, *(options.held_out.ways if options.held_out else ())):
             if not min(way.layers_saved) - ROUNDING <= way.rows_saved <= max(way.layers_saved) + ROUNDING:
                 raise CertificationError(
-                    f"{way.name}: {way.rows_saved:.2%} of rows saved; expected between {min(way.layers_saved):.2%} and"
-                    f" {max(way.layers_saved):.2%}, those of its layers"
+                    f"{way.name}: {100 * way.rows_saved:.2f} % of rows saved; expected between"
+                    f" {100 * min(way.layers_saved):.2f} and {100 * max(way.layers_saved):.2f} %, those of its layers"
                 )
         certificate.checked("record of condensation")
 

@@ -271,8 +271,8 @@ def _check_routing(scene: Scene, model: nn.Module, layers: Sequence[MoELayer], s
     alike = float((ours_TLK == ids_TLK).mean()) if ours_TLK.shape == ids_TLK.shape else 0.0
     if alike < ALIKE:
         raise MismatchError(
-            f"--model {named}: {alike:.0%} of its choices of experts are the trace's; give the model and the text that"
-            " it was recorded on"
+            f"--model {named}: {100 * alike:.0f} % of its choices of experts are the trace's; give the model and the"
+            " text that it was recorded on"
         )
 
 
