@@ -131,16 +131,16 @@ def cluster_for(
     asked, links = known if text is None else Cluster.parse(text), list(links)
     if on is not None:
         base = plans.load(on)
-        based = base.cluster
+        based, timed_by = base.cluster, base.inputs.profile
+        own = profile is None or timed_by is None or timed_by.sha256 == sha256_file(profile)
         if text is not None and str(asked) != str(based):
             raise UsageError(f"--cluster {text} beside {on}, a plan for {based}; leave --cluster out")
-        if links and based.links:
+        if links and based.links and own:
             raise UsageError(f"--link beside {on}, a plan for {based}, whose links are its own; leave it out")
-        if based.links:
-            if profile is None or base.inputs.profile is None or base.inputs.profile.sha256 == sha256_file(profile):
-                return based
-            return dataclasses.replace(based, links={**based.links, **profiles.load(profile).cluster.links_on(based)})
+        if based.links and own:
+            return based
         asked = based
     if asked is None:
         raise UsageError("no cluster: there is no profile.json here; run moeplan profile, or give --cluster NxG")
-    return dataclasses.replace(asked, links={} if known is None else known.links_on(asked)).linked(links)
+    of_profile = {} if known is None else known.links_on(asked)
+    return dataclasses.replace(asked, links={**asked.links, **of_profile}).linked(links)

@@ -213,11 +213,11 @@ def count(
         return
     what = "rows of counts" if counts else "tokens"
     by = f"by {', '.join(keys) or 'layer only'}"
+    elsewhere = "; each file is counted whole, by another process" * (chosen is not None and not num_rows)
     if phase:
-        print(f"read      {num_rows:,} {what}, counted those of {' and '.join(phase)} {by}")
+        print(f"read      {num_rows:,} {what}, counted those of {' and '.join(phase)} {by}{elsewhere}")
     else:
-        none = "; a file of the trace is counted whole, by another process" * (chosen is not None and not num_rows)
-        print(f"counted   {num_rows:,} {what} {by}{none}")
+        print(f"counted   {num_rows:,} {what} {by}{elsewhere}")
     if chosen is None:
         print(f"wrote     {output}    next: moeplan solve --trace {output}")
     else:

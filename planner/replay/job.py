@@ -4,7 +4,7 @@ Legend: Q levels of a prediction; R rounds; W ways to run: today, then the plans
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,25 +12,24 @@ import numpy as np
 
 from ...errors import InputError, UsageError
 from ...files import check_target, sha256_file
-from ...profilers.origin import Environment
 from ...profilers.profile import Profile
 from ...profilers.profile import load as load_profile
 from ...profilers.stopwatch import Part
 from ...profilers.world import run_world
 from ...profilers.world.launch import found_launch
-from ...runtime.plan import FileInput, Plan
+from ...runtime.plan import FileInput
 from ...solvers.arrays import Floats
 from ...traces.count_form import CountTrace, open_any
 from ..evaluate.price import STEP
 from ..loaded_plan import LoadedPlan, common_cluster, load_plans, made_with
+from .doubts import doubts
 from .model import bits_for
 from .ranks import TURNS, TYPES, Timed, Way, Work, run
-from .result import Ran, Replayed, Span, beside, save
+from .result import Finished, Ran, Replayed, Span, beside
 from .steps import Predicted, Stage
 
 TIMEOUT_S = 600.0
 TODAY = "today"
-AGAIN = "for predicted seconds: moeplan profile here, then --profile profile.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,29 +64,13 @@ class Experiment:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Measured:
-    """A replay that was run."""
-
-    replayed: Replayed
-    plans: Mapping[str, Plan]  #: By path
-    trace: FileInput
-    profile: FileInput | None
-    environment: Environment
-
-    def save(self) -> list[Path]:
-        """Write what was measured beside each plan (`result.beside`); the files."""
-        trace, profile, environment = self.trace, self.profile, self.environment
-        return save(self.replayed, self.plans, trace=trace, profile=profile, environment=environment)
-
-
 def replay(
     asked: Experiment,
     *,
     device: str = "cpu",
     will_keep: bool = False,
     on_progress: Callable[[str], None] = lambda _: None,
-) -> Measured | None:
+) -> Finished | None:
     """Run recorded steps under plans on ranks of this machine, or on those that were launched.
 
     Parameters
@@ -97,7 +80,7 @@ def replay(
 
     Returns
     -------
-    Measured or None
+    Finished or None
         None on ranks other than 0 of a launched world.
 
     Raises
@@ -119,7 +102,7 @@ def replay(
     if ranks is None:
         return None
     stage, profile = prepared.stage, asked.profile
-    return Measured(
+    return Finished(
         prepared.told(ranks),
         {plan.path: plan.plan for plan in stage.plans},
         trace=FileInput(path=asked.trace, sha256=stage.source.sha256),
@@ -146,7 +129,8 @@ class Prepared:
         own_RW = seconds_RW2.mean(axis=2)
         moves_RW = np.max([rank.moves for rank in ranks], axis=0) / record_steps
         both_RW = own_RW + moves_RW.mean(axis=0)
-        ways = list[Ran]()
+        ways, plans = list[Ran](), {plan.path: plan for plan in self.stage.plans}
+        here, given = ranks[0].environment, {"tokens": self.tokens, "profile": self.profile}
         for way, name in enumerate(work.ways):
             levels = {metric: of_steps[:, work.steps] for metric, of_steps in self.predicted[way].items()}
             ways.append(
@@ -160,6 +144,7 @@ class Prepared:
                     predicted={metric: _span(of_rounds) for metric, of_rounds in levels.items()},
                     measured_s=tuple((own_RW + moves_RW)[:, way].tolist()),
                     predicted_s=tuple(levels[STEP][1].tolist()) if STEP in levels else (),
+                    doubts=tuple(doubts(plans[name], self.stage, here, **given)) if name in plans else (),
                 )
             )
         return Replayed(
@@ -169,7 +154,6 @@ class Prepared:
             backward=work.backward,
             noise=float(max(abs(again.low - 1), abs(again.high - 1))),
             ways=tuple(ways),
-            doubts=(*_doubts(self, ranks[0].environment),),
         )
 
 
@@ -262,53 +246,6 @@ def _check_memory(prepared: "Prepared") -> None:
 def memory_bytes() -> int:
     """Memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _doubts(prepared: Prepared, ranks: Environment) -> Iterator[str]:
-    """What the figures of these ranks lack."""
-    stage, profile = prepared.stage, prepared.profile
-    nodes, hosts = stage.scene.cluster.num_nodes, ranks.num_hosts
-    yield from _few_tokens(prepared)
-    if hosts < nodes:
-        yield f"{nodes} nodes run on {_hosts(hosts)}: what is sent between them here crosses no link of the cluster"
-    if profile is None:
-        yield AGAIN
-        return
-    yield from _other_hardware(profile, ranks)
-    assert stage.scene.costs is not None
-    missing, noisy = stage.scene.costs.missing, stage.scene.costs.noisy
-    parts = stage.timed_parts
-    yield from (f"no predicted seconds of {what}: {missing[name]}" for name, what in parts.items() if name in missing)
-    if listed := ", ".join(what for name, what in parts.items() if name in noisy):
-        yield f"predicted by curves of a NOISY machine: {listed}; profile again when it is quiet"
-
-
-def _few_tokens(prepared: Prepared) -> Iterator[str]:
-    """A step of fewer tokens than were asked for; where no number was, of less than half of those a plan is for."""
-    stage, wanted, run = prepared.stage, prepared.tokens, int(np.bincount(prepared.work.recorded.step).max())
-    if wanted is not None and run < wanted:
-        rest = "samples" if stage.seen else "samples that no plan was fitted to"
-        yield f"a step has {run:,} of the {wanted:,} tokens asked for: no more {rest}; record more"
-    evaluated = [(one.plan.evaluation.judging.tokens_per_step, one.path) for one in stage.plans if one.plan.evaluation]
-    judged, path = max(evaluated, default=(0.0, ""))
-    if wanted is None and "step" not in stage.source.known and 2 * run < judged:
-        yield f"a step has {run:,} tokens, and {path} is for {judged:,.0f}: --tokens-per-step {judged:.0f} runs those"
-
-
-def _other_hardware(profile: Profile, ranks: Environment) -> Iterator[str]:
-    """What a profile is of, where none of it was measured on the hardware of the ranks."""
-    first, *_ = profile.origins
-    measured = [origin.environment for origin in profile.origins if origin.environment is not None]
-    if (ranks.device, ranks.num_hosts) in {(one.device, one.num_hosts) for one in measured}:
-        return
-    machines = [f"{one.device} ({_hosts(one.num_hosts)})" for one in (*measured, ranks)]
-    described = f"{(first.name or 'a cluster').split(':')[0]} ({first.kind}, not measured)"
-    of = " and ".join(dict.fromkeys(machines[:-1])) or described
-    yield f"predicted for other hardware: the profile is of {of}; these ranks run on {machines[-1]}"
-
-
-def _hosts(number: int) -> str:
-    return f"{number} host{'s' * (number > 1)}"
 
 
 def _span(levels: Floats) -> Span:

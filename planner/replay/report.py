@@ -74,7 +74,7 @@ def _tables(done: Replayed) -> Iterator[Table]:
         for way in done.ways:
             columns.append(Column(way.name, [unit.text(one) for one in way.measured_s]))
             if way.predicted_s:
-                columns.append(Column("predicted", [unit.text(one) for one in way.predicted_s]))
+                columns.append(Column(f"{way.name} predicted", [unit.text(one) for one in way.predicted_s]))
         yield Table(columns, whole=True)
 
 
@@ -107,9 +107,7 @@ def _remarks(done: Replayed) -> Iterator[str]:
         " all rounds, whose quotient may differ from the median gain"
     )
     if (rounds := len(done.steps)) < MIN_SAMPLES:
-        held = percent(1 - 0.5 ** (rounds - 1))
-        yield (
-            f"{rounds} round{'s' * (rounds > 1)}: intervals are ranges, which hold a median {held} of the time, not"
-            f" 95 %; expected {MIN_SAMPLES} or more: --rounds"
-        )
+        coverage = f"hold a median {percent(1 - 0.5 ** (rounds - 1))} of the time, not 95 %"
+        what = f"{rounds} rounds: intervals are ranges, which {coverage}" if rounds > 1 else "1 round: no intervals"
+        yield f"{what}; expected {MIN_SAMPLES} or more: --rounds"
     yield from done.doubts

@@ -58,13 +58,14 @@ class Ran:
     predicted: Mapping[str, Span]
     #: measured_s, predicted_s: seconds of the step of each round, moves before it included, `[R]`; the latter none
     #: without a profile
-    measured_s: tuple[float, ...] = ()
+    measured_s: tuple[float, ...]
     predicted_s: tuple[float, ...] = ()
+    doubts: tuple[str, ...] = ()  #: What these figures lack
 
     def __post_init__(self) -> None:
         parts = [self.exchange_s, self.experts_s, self.copies]
-        held = all(one.low <= one.value <= one.high for one in (self.step, self.gain))
-        if not (held and self.step.low > 0 and all(0 <= one < math.inf for one in parts)):
+        in_order = all(one.low <= one.value <= one.high for one in (self.step, self.gain))
+        if not (in_order and self.step.low > 0 and all(0 <= one < math.inf for one in parts)):
             raise InputError(
                 f"{self.name}: step {self.step}, gain {self.gain}, parts {parts}; expected positive seconds, and"
                 " figures in their intervals"
@@ -81,15 +82,15 @@ class Replayed:
     backward: bool
     noise: float  #: How far today's second run of a round is from its first, as a share: the bound of its interval
     ways: tuple[Ran, ...]  #: Today's first
-    doubts: tuple[str, ...] = ()  #: What the figures lack
 
     def __post_init__(self) -> None:
         rounds = len(self.steps)
-        told = [len(of) for way in self.ways for of in (way.measured_s, way.predicted_s) if of]
-        if len(self.ways) < 2 or not (rounds and 0 <= self.noise < math.inf and {rounds, *told} == {rounds}):
+        lengths = [len(way.measured_s) for way in self.ways]
+        lengths += [len(way.predicted_s) for way in self.ways if way.predicted_s]
+        if len(self.ways) < 2 or not (rounds and 0 <= self.noise < math.inf and {*lengths} == {rounds}):
             raise InputError(
-                f"a replay of {len(self.ways)} ways in {rounds} rounds, {told} of them told, with a noise of"
-                f" {self.noise}; expected today, plans, and all their rounds"
+                f"a replay of {len(self.ways)} ways in {rounds} rounds, with seconds of {lengths} and a noise of"
+                f" {self.noise}; expected today, plans, and seconds of all rounds"
             )
 
     def verdict(self, way: Ran) -> str:
@@ -99,6 +100,11 @@ class Replayed:
         if way.gain.high < -self.noise:
             return "slower than today by more than the noise of"
         return "no difference from today above the noise of"
+
+    @property
+    def doubts(self) -> list[str]:
+        """What the figures lack, each once."""
+        return [*dict.fromkeys(line for way in self.ways for line in way.doubts)]
 
     @property
     def noisy(self) -> bool:
@@ -140,32 +146,35 @@ def beside(plan: Path) -> Path:
     return plan.with_name(f"{plan.name.removesuffix('.json')}.replay.json")
 
 
-def save(
-    done: Replayed,
-    plans: Mapping[str, Plan],
-    *,
-    trace: FileInput,
-    profile: FileInput | None,
-    environment: Environment,
-) -> list[Path]:
-    """Write the replay of each plan, by its path, beside it; the files."""
-    from importlib.metadata import version
+@dataclass(frozen=True, slots=True, eq=False)
+class Finished:
+    """A replay that has just been run, and of what."""
 
-    today, *ways = done.ways
-    now, files = datetime.datetime.now(datetime.UTC).replace(microsecond=0), list[Path]()
-    for way in ways:
-        saved = Saved(
-            moeplan_version=version("moeplan"),
-            created_at=now,
-            plan_sha256=plans[way.name].plan_sha256,
-            trace=trace,
-            profile=profile,
-            environment=environment,
-            replayed=replace(done, ways=(today, way)),
-        )
-        files.append(beside(Path(way.name)))
-        write_json(files[-1], saved.model_dump(mode="json"))
-    return files
+    replayed: Replayed
+    plans: Mapping[str, Plan]  #: By path
+    trace: FileInput
+    profile: FileInput | None
+    environment: Environment
+
+    def save(self) -> list[Path]:
+        """Write what was measured of each plan beside it; the files."""
+        from importlib.metadata import version
+
+        today, *ways = self.replayed.ways
+        now, files = datetime.datetime.now(datetime.UTC).replace(microsecond=0), list[Path]()
+        for way in ways:
+            saved = Saved(
+                moeplan_version=version("moeplan"),
+                created_at=now,
+                plan_sha256=self.plans[way.name].plan_sha256,
+                trace=self.trace,
+                profile=self.profile,
+                environment=self.environment,
+                replayed=replace(self.replayed, ways=(today, way)),
+            )
+            files.append(beside(Path(way.name)))
+            write_json(files[-1], saved.model_dump(mode="json"))
+        return files
 
 
 def load(plan: Plan, path: Path) -> Saved | None:

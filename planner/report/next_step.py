@@ -78,11 +78,13 @@ def after_replay(done: Replayed, plans: Mapping[str, Plan], *, more_rounds: int 
     """The command that carries out the plan that gained most here, whatever its own verdict; else what to try."""
     if done.gaining:
         path, *_ = done.gaining
-        return _apply(Path(path)) + (_flags(plans[path]) or "") + " --force" * needs_force(plans[path])
+        if (flags := _flags(plans[path])) is None:
+            return "nothing to apply: keep the plan in force"
+        return f"{_apply(Path(path))}{flags}{' --force' * needs_force(plans[path])}"
     if done.undecided and done.noisy:
-        return "again when this machine is quiet; until then keep what runs today"
+        return "replay again when this machine is quiet; until then keep what runs today"
     if done.undecided and more_rounds is not None:
-        return f"again with --rounds {more_rounds}, which shows smaller gains; until then keep what runs today"
+        return f"replay again with --rounds {more_rounds}, which shows smaller gains; until then keep what runs today"
     return "nothing to apply: keep what runs today"
 
 

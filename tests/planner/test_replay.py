@@ -23,13 +23,15 @@ from moeplan.errors import InputError, RankError, UsageError
 from moeplan.planner.cli.replay import replay as command
 from moeplan.planner.demo.text import other_text, record_embedded
 from moeplan.planner.evaluate.metrics import COPIES
-from moeplan.planner.replay import job, ranks
-from moeplan.planner.replay.job import AGAIN, Experiment, Measured, Prepared, _doubts, prepare, replay
+from moeplan.planner.replay import job, ranks, result
+from moeplan.planner.replay.doubts import AGAIN, doubts
+from moeplan.planner.replay.job import Experiment, Prepared, prepare, replay
 from moeplan.planner.replay.model import LayersAlone, States
 from moeplan.planner.replay.ranks import TURNS, Timed, Way, Work, run
 from moeplan.planner.replay.report import replay_report, replayed_sections
-from moeplan.planner.replay.result import Ran, Replayed, Span, beside
+from moeplan.planner.replay.result import Finished, Ran, Replayed, Span, beside
 from moeplan.planner.replay.steps import Recorded
+from moeplan.planner.report import next_step
 from moeplan.planner.report.next_step import after_replay
 from moeplan.profilers.cluster import Cluster
 from moeplan.profilers.description import describe
@@ -246,7 +248,7 @@ def test_condensed_seconds_hold_those_of_finding_and_folding_rows(folder: Path, 
         (with_it, False),
         (asked(folder, "eplb", profile=older, **settings), False),  # folds no rows
     ):
-        assert (words in _doubts(prepared, environment())) is lacks
+        assert (words in doubted(prepared)) is lacks
     done = without.told(by_rank(2, run, without.work))
     screen = Console(width=300, record=True, file=io.StringIO())
     replay_report(done, screen)
@@ -414,10 +416,18 @@ def test_gains_are_paired_by_round_and_held_against_today_run_twice() -> None:
     assert done.gaining == (["a"] if min(gains) > done.noise else [])
 
 
+def doubted(prepared: Prepared, ranks: Environment | None = None) -> list[str]:
+    """Doubts about any of the plans, each once."""
+    stage, ranks = prepared.stage, ranks or environment()
+    given: dict[str, Any] = {"tokens": prepared.tokens, "profile": prepared.profile}
+    return [*dict.fromkeys(line for plan in stage.plans for line in doubts(plan, stage, ranks, **given))]
+
+
 def replayed(steps: tuple[int, ...] = (0,), **ours: Any) -> Replayed:
     """A replay of a plan beside today."""
     span = Span(0.01, 0.009, 0.011)
     way: dict[str, Any] = {"step": span, "exchange_s": 0.004, "experts_s": 0.005, "copies": 1234.0, "predicted": {}}
+    way["measured_s"] = (0.01,) * len(steps)
     ways = Ran(name="today", gain=Span(0, 0, 0), **way), Ran(name="a.json", **(way | {"gain": span} | ours))
     return Replayed(10, steps, seen=True, backward=True, noise=0.001, ways=ways)
 
@@ -472,8 +482,8 @@ def test_a_screen_without_predictions_names_what_predicts(capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("ours", "noise", "more", "words"),
     [
-        ({}, 0.2, 20, "again when this machine is quiet; until then keep what runs today"),
-        ({}, 0.05, 20, "again with --rounds 20, which shows smaller gains; until then keep what runs today"),
+        ({}, 0.2, 20, "replay again when this machine is quiet; until then keep what runs today"),
+        ({}, 0.05, 20, "replay again with --rounds 20, which shows smaller gains; until then keep what runs today"),
         ({}, 0.05, None, "nothing to apply: keep what runs today"),
         ({"gain": Span(-0.4, -0.5, -0.3)}, 0.2, 20, "nothing to apply: keep what runs today"),
     ],
@@ -484,22 +494,26 @@ def test_a_replay_in_which_no_plan_gains_says_what_to_try(
     assert after_replay(replace(replayed(**ours), noise=noise), {}, more_rounds=more) == words
 
 
-def test_a_plan_that_gains_is_applied_as_it_was_asked_for_and_by_force_where_its_own_verdict_asks(folder: Path) -> None:
+def test_a_plan_that_gains_is_applied_and_by_force_where_its_own_verdict_asks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = load_plan(folder / "eplb.json")
     for value, forced in (("benefit", ""), ("none", " --force")):
         judged = plan.model_copy(update={"verdict": known(plan.verdict).model_copy(update={"value": value})})
         assert after_replay(replayed(), {"a.json": judged}, more_rounds=None) == f"moeplan apply a.json{forced}"
+    monkeypatch.setattr(next_step, "_flags", lambda _plan: None)  # a placement anew that does not pay its moves
+    assert after_replay(replayed(), {"a.json": plan}, more_rounds=None) == "nothing to apply: keep the plan in force"
 
 
 def test_a_step_of_fewer_tokens_than_asked_for_says_how_many_run(folder: Path) -> None:
     prepared = asked(folder, "eplb", tokens=10_000)
     run = len(prepared.work.recorded.ids)
-    line, *_ = _doubts(prepared, environment())
+    line, *_ = doubted(prepared)
     assert line == (
         f"a step has {run:,} of the 10,000 tokens asked for: no more samples that no plan was fitted to; record more"
     )
     for enough in (asked(folder, "eplb", tokens=run), asked(folder, "eplb")):
-        assert [*_doubts(enough, environment())] == [AGAIN]
+        assert doubted(enough) == [AGAIN]
 
 
 def test_a_step_of_less_than_half_of_what_a_plan_is_for_says_which_flag_runs_that(folder: Path) -> None:
@@ -510,9 +524,9 @@ def test_a_step_of_less_than_half_of_what_a_plan_is_for_says_which_flag_runs_tha
         part = evaluation.judging.model_copy(update={"tokens_per_step": judged})
         plan = one.plan.model_copy(update={"evaluation": evaluation.model_copy(update={"held_out": part})})
         other = replace(prepared, stage=replace(prepared.stage, plans=[replace(one, plan=plan)]))
-        *said, _ = _doubts(other, environment())
+        *said, _ = doubted(other)
         assert len(said) == told
-        assert not said or said[0].endswith(f"--tokens-per-step {2 * run + 1} runs those")
+        assert not said or said[0].endswith(f"--tokens-per-step {2 * run + 1}")
 
 
 def test_a_replay_with_a_profile_says_which_seconds_that_lacks_and_asks_for_no_other(
@@ -527,7 +541,7 @@ def test_a_replay_with_a_profile_says_which_seconds_that_lacks_and_asks_for_no_o
         ("eplb", bare, [experts]),
         ("exflow", bare, [experts, gathering]),
     ):
-        said = [*_doubts(asked(folder, name, tokens=100, profile=profile), environment(device="GPU"))]
+        said = doubted(asked(folder, name, tokens=100, profile=profile), environment(device="GPU"))
         told = [line for line in said if line.startswith("no predicted seconds")]
         assert len(told) == len(lacking)
         assert all(line.startswith(words) for line, words in zip(told, lacking, strict=True))
@@ -555,12 +569,12 @@ def test_hardware_that_was_not_measured_is_told(folder: Path) -> None:
         (measured_profile(Cluster(2, 2), device="H200"), "the profile is of H200 (2 hosts); these ranks run on GPU"),
         (describe("2x2"), "the profile is of 2x2 (described, not measured); these ranks run on GPU (2 hosts)"),
     ):
-        *other, last = _doubts(replace(prepared, profile=profile), ranks)
+        *other, last = doubted(replace(prepared, profile=profile), ranks)
         assert last == noisy
         assert len(other) == (words is not None)
         assert not other or other[0].startswith(f"predicted for other hardware: {words}")
     scene.cluster = Cluster(3, 2)
-    first, *_ = _doubts(prepared, ranks)
+    first, *_ = doubted(prepared, ranks)
     assert first == "3 nodes run on 2 hosts: what is sent between them here crosses no link of the cluster"
 
 
@@ -570,7 +584,7 @@ def test_a_screen_of_several_steps_tells_each(capsys: pytest.CaptureFixture[str]
     ways = (replace(done.ways[0], measured_s=(0.04, 0.05)), done.ways[1])
     replay_report(replace(done, ways=ways), Console(width=200))
     said = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["step", "today", "a.json", "predicted"] in said
+    assert ["step", "today", "a.json", "a.json", "predicted"] in said
     assert ["1", "50.0", "30.0", "29.0"] in said
 
 
@@ -582,10 +596,10 @@ def test_figures_are_shown_before_they_are_kept_and_the_best_plan_is_named(
     ways = [replace(done.ways[1], name=str(plan), gain=gain) for plan, gain in zip(plans, gains, strict=True)]
     done = replace(done, ways=(done.ways[0], *ways))
     loaded, source = {str(plan): load_plan(plan) for plan in plans}, FileInput(path="trace", sha256="0" * 64)
-    measured = Measured(done, loaded, source, None, environment())
-    monkeypatch.setattr(job, "replay", lambda *_asked, **_more: measured)
+    finished = Finished(done, loaded, source, None, environment())
+    monkeypatch.setattr(job, "replay", lambda *_asked, **_more: finished)
     for full in (False, True):
-        monkeypatch.setattr(job, "save", mock.Mock(return_value=[], side_effect=OSError("disk full") if full else None))
+        monkeypatch.setattr(result, "write_json", mock.Mock(side_effect=OSError("disk full") if full else None))
         with pytest.raises(OSError, match="disk full") if full else contextlib.nullcontext():
             command(plans, save=True)
         said = " ".join(capsys.readouterr().out.split())
@@ -600,7 +614,7 @@ def test_a_gain_stands_beside_the_one_predicted(capsys: pytest.CaptureFixture[st
     assert "(-1.1 % to -0.9 %; predicted -25.0 %)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("rounds", "share"), [(1, "0 %"), (5, "94 %"), (6, "")])
+@pytest.mark.parametrize(("rounds", "share"), [(1, None), (5, "94 %"), (6, "")])
 def test_of_few_rounds_intervals_are_called_ranges(rounds: int, share: str, capsys: pytest.CaptureFixture[str]) -> None:
     replay_report(replayed((0,) * rounds), Console(width=200))
     said = " ".join(capsys.readouterr().out.split())
@@ -610,7 +624,7 @@ def test_of_few_rounds_intervals_are_called_ranges(rounds: int, share: str, caps
 
 
 def test_what_a_sidecar_says_prints_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    replay_report(replace(replayed(name="\x1b[2Ja\n"), doubts=("\x1b[31m",)), Console(width=200))
+    replay_report(replayed(name="\x1b[2Ja\n", doubts=("\x1b[31m",)), Console(width=200))
     said = capsys.readouterr().out
     assert "\x1b" not in said
     assert said.count("\\x1b[2Ja\\n") == 2
@@ -624,6 +638,7 @@ def test_what_a_sidecar_says_prints_as_text(capsys: pytest.CaptureFixture[str]) 
         lambda kept: kept["ways"][1]["gain"].update(low=2),
         lambda kept: kept["ways"][0].update(copies=-1),
         lambda kept: kept["ways"][0]["measured_s"].append(1),
+        lambda kept: kept["ways"][1]["measured_s"].clear(),
         lambda kept: kept.update(noise=-1),
     ],
 )
@@ -633,7 +648,7 @@ def test_a_sidecar_whose_figures_cannot_be_is_told_in_a_line(
     plan, path, source = load_plan(folder / "eplb.json"), tmp_path / "eplb.json", FileInput(path="a", sha256="0" * 64)
     ran = replace(replayed((0, 1), measured_s=(1.0, 2.0)).ways[1], name=str(path))
     done = replace(replayed((0, 1)), ways=(replace(ran, name="today"), ran))
-    Measured(done, {str(path): plan}, source, None, environment()).save()
+    Finished(done, {str(path): plan}, source, None, environment()).save()
     assert len(replayed_sections(plan, path)[0].body) > 1
     kept = json.loads(beside(path).read_text())
     change(kept["replayed"])

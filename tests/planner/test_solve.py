@@ -100,6 +100,7 @@ def test_a_plan_on_one_of_another_profile_is_timed_by_the_curves_of_its_own(
     assert cluster_for(None, older, on=base) == load_profile(older).cluster
     cluster = cluster_for(None, newer, on=base)
     assert cluster == load_profile(newer).cluster != load_profile(older).cluster
+    assert cluster_for(None, newer, ["inter=3:4"], on=base) == cluster.linked(["inter=3:4"])
     solved = made(trace, "pipemoe", cluster, profile=newer, on=base).plan
     assert "link" not in solved.options["seconds"]["sources"]["dispatch inter"]
     assert not [line for line in certify(solved, trace.path, newer).unchecked if "link" in line]
