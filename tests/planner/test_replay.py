@@ -548,7 +548,9 @@ def test_a_replay_with_a_profile_says_which_seconds_that_lacks_and_asks_for_no_o
         assert AGAIN not in said
 
 
-def test_a_link_given_beside_the_plans_own_profile_predicts_as_in_compare(folder: Path, tmp_path: Path) -> None:
+def test_a_link_given_beside_the_plans_own_profile_stays_and_gives_way_to_another_profiles(
+    folder: Path, tmp_path: Path
+) -> None:
     profile, cluster = write_profile(tmp_path / "profile.json", "1x2"), Cluster.parse("1x2", ["intra=1:9"])
     made(open_trace(folder / "trace"), "eplb", cluster, profile=profile, to=tmp_path / "eplb.json", slots=9)
     settings: dict[str, Any] = {"tokens": 100, "trace": str(folder / "trace")}
