@@ -289,12 +289,12 @@ def test_a_part_of_a_cluster_keeps_its_links_and_samples_are_rehomed_on_it(share
 
 def test_links_given_are_those_that_nodes_of_this_size_would_not_have_by_the_profile() -> None:
     measured = Cluster.parse("2x4", ["intra=400:2", "inter=10:9:4"])
-    for name, links, given in (
+    for name, links, theirs in (
         ("2x4", ["intra=400:2", "inter=10:9:4"], []),
         ("4x2", ["intra=400:2", "inter=20:9:2"], []),  # as many bytes a node, by half the devices
         ("4x2", ["intra=400:2", "inter=10:9:2"], ["inter"]),
         ("2x4", ["intra=300:2", "inter=10:9"], ["inter", "intra"]),
         ("2x4", ["intra=400:2"], []),
     ):
-        assert Cluster.parse(name, links).given_beside(measured) == given
+        assert Cluster.parse(name, links).given_beside(measured) == theirs
     assert Cluster.parse("1x4", ["intra=400:2"]).given_beside(Cluster.parse("1x4")) == ["intra"]
