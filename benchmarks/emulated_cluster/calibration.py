@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.exchanged import Exchange
 from moeplan.profilers.fits.fit import Fit, Prediction
 from moeplan.profilers.fits.fitting import fit_arrays
 from moeplan.profilers.fits.laws import AlphaBeta
@@ -136,7 +136,7 @@ def _exchange(sent_D: np.ndarray, received_D: np.ndarray) -> Call:
     """An all-to-all of so many bytes to and from each rank."""
     there, back = sent_D.tolist(), received_D.tolist()
     sent, arrived = (torch.zeros(sum(splits), dtype=torch.uint8) for splits in (there, back))
-    return lambda: dist.all_to_all_single(arrived, sent, back, there)
+    return lambda: Exchange.start(arrived, sent, back, there).wait()
 
 
 def _gather(block_bytes: int, size: int) -> Call:

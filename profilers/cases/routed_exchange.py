@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..exchanged import Exchange
 from ..measurement import Size
 from ..stopwatch import lap
 from ..world import World
@@ -94,32 +95,31 @@ class RoutedExchange(Collective):
     def run(self, inputs: Trip) -> tuple["Tensor", "Tensor"]:
         """The hidden vectors that arrive, `[m, M]`, and the sum of the results by token, `[T, M]`."""
         import torch
-        import torch.distributed as dist
 
         # Laps end where the runtime's do (`trip.py`, `migrating.py`): each begins with a barrier.
         with lap("dispatch"):
             heard_D = torch.empty_like(inputs.counts)
-            dist.all_to_all_single(heard_D, inputs.counts, group=inputs.group)
+            Exchange.start(heard_D, inputs.counts, group=inputs.group).wait()
             sent, received = inputs.counts.tolist(), heard_D.tolist()
         with lap("dispatch"):
             columns = inputs.x[inputs.row], inputs.weight[inputs.row], inputs.ids[inputs.row]
             rows = torch.cat([column.view(torch.uint8) for column in columns], dim=1)
             arrived = rows.new_empty(sum(received), rows.shape[1])
-            dist.all_to_all_single(arrived, rows, received, sent, inputs.group)
+            Exchange.start(arrived, rows, received, sent, inputs.group).wait()
             x_mM = arrived[:, :ROW_BYTES].view(torch.float32)
         results = inputs.result
         if inputs.order is not None:
             with lap("combine"):
                 next_D2D = inputs.counts.repeat(len(sent), 2, 1)  # sums that go on, of all ranks, told to both ends
                 heard_D2D = torch.empty_like(next_D2D)
-                dist.all_to_all_single(heard_D2D, next_D2D, group=inputs.group)
+                Exchange.start(heard_D2D, next_D2D, group=inputs.group).wait()
                 heard_D2D.sum(0).tolist()
             with lap("combine"):
                 tag_m1 = inputs.order.int()[:, None]
                 results = torch.cat([column.view(torch.uint8) for column in (results[inputs.order], tag_m1)], dim=1)
         with lap("combine"):
             back = results.new_empty(sum(sent), results.shape[1])
-            dist.all_to_all_single(back, results, sent, received, inputs.group)
+            Exchange.start(back, results, sent, received, inputs.group).wait()
             back_nM = back if inputs.order is None else back[:, :ROW_BYTES].view(torch.float32).contiguous()
         with lap("combine"):
             return x_mM, torch.zeros_like(inputs.x).index_add_(0, inputs.row, back_nM)
