@@ -1,4 +1,4 @@
-"""The exchange of rows between all ranks: called by `runtime`, measured by the cases of exchanges.
+"""The exchange of rows between all ranks: called by `runtime`, measured by the case `routed_exchange`.
 
 Legend: P ranks of the group; n rows that this rank sends; m that it receives.
 """
@@ -18,15 +18,15 @@ TAG = 0x6D6F  # of messages between ranks that may have others of their own
 class Exchange:
     """An all-to-all of rows under way."""
 
-    works: "Sequence[Work]"
+    works: "Sequence[Work | None]"  #: None: this rank is not of the group
 
     @classmethod
     def start(
         cls,
         received: "Tensor",
         sent: "Tensor",
-        into: Sequence[int] | None = None,
-        out: Sequence[int] | None = None,
+        into: Sequence[int],
+        out: Sequence[int],
         group: "ProcessGroup | None" = None,
     ) -> Self:
         """Send contiguous rows, which autograd does not follow; a collective call that does not wait.
@@ -36,7 +36,7 @@ class Exchange:
         received, sent
             `[m, ...]` and `[n, ...]`, by rank. Neither is touched by others until `wait` returns.
         into, out
-            Rows from each rank and to each, `[P]`; None: as many of all.
+            Rows from each rank and to each, `[P]`.
 
         Notes
         -----
@@ -51,8 +51,8 @@ class Exchange:
             return cls([dist.all_to_all_single(received, sent, into, out, group, async_op=True)])
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         with torch.no_grad():
-            from_P = received.split(list(into) if into else len(received) // size)
-            to_P = sent.split(list(out) if out else len(sent) // size)
+            from_P = torch.split(received, [*into])
+            to_P = torch.split(sent, [*out])
             from_P[rank].copy_(to_P[rank])
         peers = [(rank + step) % size for step in range(1, size)]
         works = [dist.irecv(from_P[one], group=group, group_src=one, tag=TAG) for one in peers if from_P[one].numel()]
@@ -61,5 +61,5 @@ class Exchange:
 
     def wait(self) -> None:
         """Wait until what comes has arrived and what goes has left."""
-        for work in self.works:
+        for work in filter(None, self.works):
             work.wait()

@@ -95,11 +95,12 @@ class RoutedExchange(Collective):
     def run(self, inputs: Trip) -> tuple["Tensor", "Tensor"]:
         """The hidden vectors that arrive, `[m, M]`, and the sum of the results by token, `[T, M]`."""
         import torch
+        import torch.distributed as dist
 
         # Laps end where the runtime's do (`trip.py`, `migrating.py`): each begins with a barrier.
         with lap("dispatch"):
             heard_D = torch.empty_like(inputs.counts)
-            Exchange.start(heard_D, inputs.counts, group=inputs.group).wait()
+            dist.all_to_all_single(heard_D, inputs.counts, group=inputs.group)
             sent, received = inputs.counts.tolist(), heard_D.tolist()
         with lap("dispatch"):
             columns = inputs.x[inputs.row], inputs.weight[inputs.row], inputs.ids[inputs.row]
@@ -112,7 +113,7 @@ class RoutedExchange(Collective):
             with lap("combine"):
                 next_D2D = inputs.counts.repeat(len(sent), 2, 1)  # sums that go on, of all ranks, told to both ends
                 heard_D2D = torch.empty_like(next_D2D)
-                Exchange.start(heard_D2D, next_D2D, group=inputs.group).wait()
+                dist.all_to_all_single(heard_D2D, next_D2D, group=inputs.group)
                 heard_D2D.sum(0).tolist()
             with lap("combine"):
                 tag_m1 = inputs.order.int()[:, None]

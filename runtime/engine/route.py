@@ -43,7 +43,7 @@ class Route:
         if note is not None:
             sent_DP = torch.cat([sent_DP, torch.full_like(sent_DP[:, :1], note)], dim=1)
         received_DP = torch.empty_like(sent_DP)
-        Exchange.start(received_DP, sent_DP, group=group).wait()
+        dist.all_to_all_single(received_DP, sent_DP, group=group)
         received = received_DP.T.tolist()
         notes = [] if note is None else received.pop()
         return cls(sent_PD.tolist(), received, group), notes

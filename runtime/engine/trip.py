@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ...profilers.exchanged import Exchange
 from ...profilers.stopwatch import lap
 from ..wire import Wire
 from .chunks import Chunks
@@ -195,7 +194,7 @@ class Trip:
         told_D2PD = torch.stack([count_PDD.transpose(0, 1), count_PDD.permute(2, 0, 1)], dim=1).contiguous()
         heard_D2PD = torch.empty_like(told_D2PD)
         with lap("combine"):
-            Exchange.start(heard_D2PD, told_D2PD, group=self.group).wait()
+            dist.all_to_all_single(heard_D2PD, told_D2PD, group=self.group)
             sent_PD, received_PD = heard_D2PD.sum(0)
             return Route(sent_PD.tolist(), received_PD.tolist(), self.group)
 

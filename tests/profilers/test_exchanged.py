@@ -44,6 +44,7 @@ def exchanges(world: World, _payload: None) -> list[str]:
         under_way.wait()
         wrong += [] if torch.equal(received, expected) else [name]
     dist.recv(of_user[1], theirs)
+    assert sending is not None
     sending.wait()
     wrong += [] if of_user[1].tolist() == [theirs] * 2 else ["a message of the user's"]
     pair = dist.new_group([0, 2])
@@ -52,24 +53,24 @@ def exchanges(world: World, _payload: None) -> list[str]:
         with torch.no_grad():
             even.fill_(rank)
         arrived = torch.full((2, 3), -1.0)
-        Exchange.start(arrived, even, group=pair).wait()
+        Exchange.start(arrived, even, [1, 1], [1, 1], pair).wait()
         wrong += [] if arrived[:, 0].tolist() == [0, 2] and not arrived.requires_grad else ["a group"]
     return wrong
 
 
 def order(world: World, _payload: None) -> list[str]:
     """In which order a rank posts what it receives and what it sends."""
-    posted = list[str]()
-    receive, send = dist.irecv, dist.isend
+    posted, ones = list[str](), [1] * world.size
 
     def noted(name: str, call: Any) -> Any:
-        return lambda *given, **more: (posted.append(name), call(*given, **more))[1]
+        def posting(*given: Any, **more: Any) -> Any:
+            posted.append(name)
+            return call(*given, **more)
 
-    with (
-        mock.patch.object(dist, "irecv", noted("receive", receive)),
-        mock.patch.object(dist, "isend", noted("send", send)),
-    ):
-        Exchange.start(torch.zeros(world.size, 1), torch.ones(world.size, 1)).wait()
+        return posting
+
+    with mock.patch.multiple(dist, irecv=noted("receive", dist.irecv), isend=noted("send", dist.isend)):
+        Exchange.start(torch.zeros(world.size, 1), torch.ones(world.size, 1), ones, ones).wait()
     return posted
 
 

@@ -32,7 +32,7 @@ from tests.runtime.worlds import refusal_of
 
 Family = Literal["embedded", "mixtral", "qwen3_moe", "olmoe", "gpt_oss"]
 NUM_EXPERTS = 8
-COLLECTIVES = ("all_gather_single", "all_gather_into_tensor", "all_gather_object", "all_reduce")
+COLLECTIVES = ("all_to_all_single", "all_gather_single", "all_gather_into_tensor", "all_gather_object", "all_reduce")
 
 
 @dataclass(frozen=True)
