@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..errors import UsageError
-from ..files import sha256_file
 from ..profilers.cluster import Cluster
 from ..profilers.profile import load as load_profile
 from ..runtime.exports import ENGINES
@@ -31,7 +30,7 @@ from .evaluate.split_bounds import SplitBound, split_bounds
 from .evaluate.step_size import StepSize, Use, as_prompts, use_of, usual_size
 from .evaluate.tally import Tally
 from .evaluate.units import SampleIndex, UnitIndex, index_samples, index_units
-from .loaded_plan import LoadedPlan, common_cluster, common_passes, known_model, load_plans
+from .loaded_plan import LoadedPlan, common_cluster, common_passes, known_model, load_plans, made_with
 from .options import EvaluationOptions, SecondsOptions
 from .request import Phase
 from .strategies.registry import STRATEGIES
@@ -202,7 +201,7 @@ def compare(
     """
     loaded = load_plans(plans, replica_rule)
     first, measured = loaded[0].plan, None if profile is None else load_profile(profile)
-    known = profile is not None and _is_of(first, profile)
+    known = profile is not None and made_with(first, profile)
     described = None if measured is None or known else measured.cluster
     cluster = common_cluster(loaded, described, timed=measured is not None)
     on_progress("reading the trace")
@@ -256,11 +255,6 @@ def compare(
         bounds=_bounds(loaded, scene),
         tallies=evaluated.tallies,
     )
-
-
-def _is_of(plan: Plan, profile: str | os.PathLike[str]) -> bool:
-    """Check whether a plan was made with this very profile."""
-    return plan.inputs.profile is not None and plan.inputs.profile.sha256 == sha256_file(profile)
 
 
 def _index(

@@ -31,6 +31,8 @@ td, th {{ padding: .15em .9em .15em 0; text-align: right; vertical-align: top; f
   border-bottom: 1px solid {GRID} }}
 th {{ color: {SOFT} }} td:first-child, th:first-child, .words td, .words th {{ text-align: left }}
 @media screen {{ td {{ white-space: nowrap }} }}
+@media screen and (max-width: 600px) {{ td:first-child {{ white-space: normal; overflow-wrap: anywhere;
+  min-width: 6em }} }}
 .words td {{ white-space: normal; overflow-wrap: anywhere }} .words td:first-child {{ overflow-wrap: normal }}
 details {{ margin: 1em 0 }} summary {{ cursor: pointer; font-weight: 600 }}
 .pictures {{ display: grid; gap: 1.4em 2em; margin: .8em 0;

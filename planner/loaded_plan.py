@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, MismatchError, UsageError
+from ..files import sha256_file
 from ..profilers.cluster import Cluster
 from ..runtime.plan import Plan, load
 from ..solvers.arrays import Bools
@@ -153,6 +154,11 @@ def common_cluster(plans: Sequence[LoadedPlan], described: Cluster | None, *, ti
     known = described.links_on(cluster)
     links = {kind: link for kind, link in known.items() if kind != "inter" or cluster.num_nodes > 1}
     return replace(cluster, links={**cluster.links, **links})
+
+
+def made_with(plan: Plan, profile: str | os.PathLike[str]) -> bool:
+    """Check whether a plan was made with this very profile."""
+    return plan.inputs.profile is not None and plan.inputs.profile.sha256 == sha256_file(profile)
 
 
 def common_passes(plans: Sequence[LoadedPlan]) -> Passes | None:

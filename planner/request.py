@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_type_hints
 
 from ..errors import InputError, UsageError
+from ..files import sha256_file
 from ..profilers.cluster import Cluster
 from .evaluate.step_size import FIELDS, StepSize, size_of
 from .params import Flag, Params, choices, flags_of, option_of
@@ -120,7 +121,8 @@ def cluster_for(
     """The cluster a plan is for: that of the base it is solved `on`, else `NxG`, else the profile's own.
 
     Its links are the base's, where that has any, else the profile's, as nodes of its size have them, some replaced by
-    `KIND=GBps:us`. A base's cluster may be said again, but no other.
+    `KIND=GBps:us`. Links of a base that was made with another profile give way to this one's. A base's cluster may be
+    said again, but no other.
     """
     from ..profilers import profile as profiles
     from ..runtime import plan as plans
@@ -128,13 +130,16 @@ def cluster_for(
     known = None if profile is None else profiles.load(profile).cluster
     asked, links = known if text is None else Cluster.parse(text), list(links)
     if on is not None:
-        based = plans.load(on).cluster
+        base = plans.load(on)
+        based = base.cluster
         if text is not None and str(asked) != str(based):
             raise UsageError(f"--cluster {text} beside {on}, a plan for {based}; leave --cluster out")
         if links and based.links:
             raise UsageError(f"--link beside {on}, a plan for {based}, whose links are its own; leave it out")
         if based.links:
-            return based
+            if profile is None or base.inputs.profile is None or base.inputs.profile.sha256 == sha256_file(profile):
+                return based
+            return dataclasses.replace(based, links={**based.links, **profiles.load(profile).cluster.links_on(based)})
         asked = based
     if asked is None:
         raise UsageError("no cluster: there is no profile.json here; run moeplan profile, or give --cluster NxG")

@@ -145,6 +145,11 @@ class Cluster:
         """The links of this cluster as the nodes of another one have them (`Link.among`)."""
         return {kind: link.among(self.devices_per_node, other.devices_per_node) for kind, link in self.links.items()}
 
+    def given_beside(self, measured: "Cluster") -> list[str]:
+        """Kinds of links that are not a measured cluster's, as these nodes have them: given in place of its curves."""
+        known = measured.links_on(self)
+        return sorted(kind for kind, link in self.links.items() if link != known.get(kind))
+
     def at_most(self, num_nodes: int, devices_per_node: int) -> "Cluster":
         """The cluster with no more nodes, and no more devices in each, on its links."""
         small = Cluster(min(self.num_nodes, num_nodes), min(self.devices_per_node, devices_per_node))

@@ -48,7 +48,6 @@ def replay(
     from ..replay.job import Experiment
     from ..replay.job import replay as run
     from ..replay.report import replay_report
-    from ..replay.result import beside
     from ..report.next_step import after_replay
     from ..request import profile_for
 
@@ -62,20 +61,20 @@ def replay(
         seed=seed,
     )
     with progress() as say:
-        found = run(asked, device=device, will_keep=save, on_progress=say)
-    if found is None:  # not rank 0 of a launched world
+        measured = run(asked, device=device, will_keep=save, on_progress=say)
+    if measured is None:  # not rank 0 of a launched world
         return
-    done, write = found
+    done = measured.replayed
     if as_json:
         print_json(asdict(done))
     else:
-        replay_report(done, console(), asked=tokens_per_step)
+        replay_report(done, console())
     if save:  # once it is seen: a disk may be full
-        write()
+        files = measured.save()
         if not as_json:
-            print(f"wrote     {', '.join(str(beside(plan)) for plan in plans)}")
-    if done.gaining and not as_json:
-        print(f"next: {after_replay(Path(done.gaining[0]))}")
+            print(f"wrote     {', '.join(map(str, files))}")
+    if not as_json:
+        more = 2 * rounds if len(done.steps) == rounds <= MOST_ROUNDS // 2 else None
+        print(f"next: {after_replay(done, measured.plans, more_rounds=more)}")
     if not done.gaining:
-        more = f"; --rounds {2 * rounds} shows smaller ones" if done.undecided and 2 * rounds <= MOST_ROUNDS else ""
-        raise NoBenefitError(f"no gain above the noise of {done.noise:.1%}{more}")
+        raise NoBenefitError(f"no gain above the noise of {done.noise:.1%}")

@@ -100,7 +100,8 @@ class CostModel:
         -----
         A collective's curve is the profile's series over as many ranks as it has here (G inside a node, all between
         nodes), in a dtype as wide as the model's where there is one, else the link's alpha-beta, which has no error
-        of its own. Where the profile has measured what `runtime` runs, that is taken: `routed_exchange` before
+        of its own. A link of the cluster that is not the profile's was given, and stands in place of the series that
+        crossed its kind. Where the profile has measured what `runtime` runs, that is taken: `routed_exchange` before
         `all_to_all`, `routed_block` before `expert_ffn`, of which looped experts come before grouped ones, and for
         samples that move `attended` before `attention`. Experts and attention: that dtype, else another one, said;
         attention as it was measured, multi-head with heads of 64, which a source says where the model has another size
@@ -165,10 +166,11 @@ def _exchange(cases: Sequence[str], part: str, profile: Profile | None, cluster:
         return _Part(missing=f"the model's {name} or dtype is not known; {SAY}")
     curves, onward, sources, noisy = list[Curve | Curve3](), list[Curve | Curve3](), dict[str, str](), False
     moving, agreements = False, list[tuple[float, float]]()
+    given = [] if profile is None else cluster.given_beside(profile.cluster)
     for link in link_classes(cluster):
         ranks = cluster.devices_per_node if link == "intra" else cluster.num_devices
         places = cluster.devices_per_node if link == "intra" else cluster.num_nodes
-        series = _series(profile, cases, model, ranks=ranks, link=link)
+        series = None if link in given else _series(profile, cases, model, ranks=ranks, link=link)
         if profile is not None and link == "inter" and profile.cluster.devices_per_node != cluster.devices_per_node:
             series = None  # as many ranks on other nodes, of whose bytes another part crosses
         if series is None and link not in cluster.links:

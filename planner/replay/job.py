@@ -4,7 +4,7 @@ Legend: Q levels of a prediction; R rounds; W ways to run: today, then the plans
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,15 +12,17 @@ import numpy as np
 
 from ...errors import InputError, UsageError
 from ...files import check_target, sha256_file
+from ...profilers.origin import Environment
+from ...profilers.profile import Profile
 from ...profilers.profile import load as load_profile
 from ...profilers.stopwatch import Part
 from ...profilers.world import run_world
 from ...profilers.world.launch import found_launch
-from ...runtime.plan import FileInput
+from ...runtime.plan import FileInput, Plan
 from ...solvers.arrays import Floats
 from ...traces.count_form import CountTrace, open_any
 from ..evaluate.price import STEP
-from ..loaded_plan import LoadedPlan, common_cluster, load_plans
+from ..loaded_plan import LoadedPlan, common_cluster, load_plans, made_with
 from .model import bits_for
 from .ranks import TURNS, TYPES, Timed, Way, Work, run
 from .result import Ran, Replayed, Span, beside, save
@@ -28,6 +30,7 @@ from .steps import Predicted, Stage
 
 TIMEOUT_S = 600.0
 TODAY = "today"
+AGAIN = "for predicted seconds: moeplan profile here, then --profile profile.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +65,29 @@ class Experiment:
     seed: int = 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """A replay that was run."""
+
+    replayed: Replayed
+    plans: Mapping[str, Plan]  #: By path
+    trace: FileInput
+    profile: FileInput | None
+    environment: Environment
+
+    def save(self) -> list[Path]:
+        """Write what was measured beside each plan (`result.beside`); the files."""
+        trace, profile, environment = self.trace, self.profile, self.environment
+        return save(self.replayed, self.plans, trace=trace, profile=profile, environment=environment)
+
+
 def replay(
     asked: Experiment,
     *,
     device: str = "cpu",
     will_keep: bool = False,
     on_progress: Callable[[str], None] = lambda _: None,
-) -> tuple[Replayed, Callable[[], None]] | None:
+) -> Measured | None:
     """Run recorded steps under plans on ranks of this machine, or on those that were launched.
 
     Parameters
@@ -78,8 +97,8 @@ def replay(
 
     Returns
     -------
-    tuple or None
-        What was measured, and a call that writes it beside each plan; None on ranks other than 0 of a launched world.
+    Measured or None
+        None on ranks other than 0 of a launched world.
 
     Raises
     ------
@@ -99,20 +118,14 @@ def replay(
     ranks = run_world(size, run, prepared.work, device=device, timeout_s=TIMEOUT_S, on_progress=on_progress)
     if ranks is None:
         return None
-    done, environment = prepared.told(ranks), ranks[0].environment
-
-    def write() -> None:
-        """Write it beside each plan."""
-        profile = asked.profile
-        save(
-            done,
-            {plan.path: plan.plan for plan in prepared.stage.plans},
-            trace=FileInput(path=asked.trace, sha256=prepared.stage.source.sha256),
-            profile=None if profile is None else FileInput(path=str(profile), sha256=sha256_file(profile)),
-            environment=environment,
-        )
-
-    return done, write
+    stage, profile = prepared.stage, asked.profile
+    return Measured(
+        prepared.told(ranks),
+        {plan.path: plan.plan for plan in stage.plans},
+        trace=FileInput(path=asked.trace, sha256=stage.source.sha256),
+        profile=None if profile is None else FileInput(path=str(profile), sha256=sha256_file(profile)),
+        environment=ranks[0].environment,
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,6 +135,8 @@ class Prepared:
     stage: Stage
     work: Work  #: Of every rank: `run`
     predicted: Sequence[Predicted]  #: Of today, then of each plan
+    profile: Profile | None = None
+    tokens: int | None = None  #: Of a step, as asked for
 
     def told(self, ranks: Sequence[Timed]) -> Replayed:
         """What ranks measured, beside what was predicted."""
@@ -152,9 +167,9 @@ class Prepared:
             steps=tuple(work.steps),
             seen=self.stage.seen,
             backward=work.backward,
-            noise=max(abs(again.low - 1), abs(again.high - 1)),
+            noise=float(max(abs(again.low - 1), abs(again.high - 1))),
             ways=tuple(ways),
-            unfolded=self.stage.unfolded,
+            doubts=(*_doubts(self, ranks[0].environment),),
         )
 
 
@@ -172,6 +187,8 @@ def prepare(asked: Experiment, on_progress: Callable[[str], None] = lambda _: No
     on_progress("reading the trace")
     loaded, source = load_plans(asked.plans), open_any(asked.trace)
     profile = None if asked.profile is None else load_profile(asked.profile)
+    known = asked.profile is not None and made_with(loaded[0].plan, asked.profile)
+    described = None if profile is None or known else profile.cluster
     follows = any(plan.plan.decisions.rebalancing is not None for plan in loaded)
     backward = asked.backward or follows
     loaded = [replace(plan, by_counts=isinstance(source, CountTrace)) for plan in loaded]
@@ -181,7 +198,7 @@ def prepare(asked: Experiment, on_progress: Callable[[str], None] = lambda _: No
     stage = Stage.of(
         loaded,
         source,
-        common_cluster(loaded, None if profile is None else profile.cluster, timed=True),
+        common_cluster(loaded, described, timed=True),
         profile=profile,
         tokens=asked.tokens,
         most_steps=asked.rounds,
@@ -196,7 +213,7 @@ def prepare(asked: Experiment, on_progress: Callable[[str], None] = lambda _: No
         ways[plan.path] = Way(plan.path, schedule)
     work = Work(stage.recorded, stage.scene.model, ways, backward, steps, asked.seed, stage.embeddings)
     on_progress("predicting")
-    return Prepared(stage, work, stage.predicted())
+    return Prepared(stage, work, stage.predicted(), profile, asked.tokens)
 
 
 def _check(plan: LoadedPlan, *, backward: bool) -> None:
@@ -245,6 +262,43 @@ def _check_memory(prepared: "Prepared") -> None:
 def memory_bytes() -> int:
     """Memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _doubts(prepared: Prepared, ranks: Environment) -> Iterator[str]:
+    """What the figures of these ranks lack."""
+    stage, wanted, profile = prepared.stage, prepared.tokens, prepared.profile
+    nodes, hosts = stage.scene.cluster.num_nodes, ranks.num_hosts
+    if wanted is not None and (run := int(np.bincount(prepared.work.recorded.step).max())) < wanted:
+        rest = "samples" if stage.seen else "samples that no plan was fitted to"
+        yield f"a step has {run:,} of the {wanted:,} tokens asked for: no more {rest}; record more"
+    if hosts < nodes:
+        yield f"{nodes} nodes run on {_hosts(hosts)}: what is sent between them here crosses no link of the cluster"
+    if profile is None:
+        yield AGAIN
+        return
+    yield from _other_hardware(profile, ranks)
+    assert stage.scene.costs is not None
+    missing, noisy = stage.scene.costs.missing, stage.scene.costs.noisy
+    parts = stage.timed_parts
+    yield from (f"no predicted seconds of {what}: {missing[name]}" for name, what in parts.items() if name in missing)
+    if listed := ", ".join(what for name, what in parts.items() if name in noisy):
+        yield f"predicted by curves of a NOISY machine: {listed}; profile again when it is quiet"
+
+
+def _other_hardware(profile: Profile, ranks: Environment) -> Iterator[str]:
+    """What a profile is of, where none of it was measured on the hardware of the ranks."""
+    first, *_ = profile.origins
+    measured = [origin.environment for origin in profile.origins if origin.environment is not None]
+    if (ranks.device, ranks.num_hosts) in {(one.device, one.num_hosts) for one in measured}:
+        return
+    machines = [f"{one.device} ({_hosts(one.num_hosts)})" for one in (*measured, ranks)]
+    described = f"{(first.name or 'a cluster').split(':')[0]} ({first.kind}, not measured)"
+    of = " and ".join(dict.fromkeys(machines[:-1])) or described
+    yield f"predicted for other hardware: the profile is of {of}; these ranks run on {machines[-1]}"
+
+
+def _hosts(number: int) -> str:
+    return f"{number} host{'s' * (number > 1)}"
 
 
 def _span(levels: Floats) -> Span:

@@ -13,16 +13,10 @@ from ..evaluate.price import STEP
 from ..figures import TimeUnit, percent
 from .result import Ran, Replayed, beside, load
 
-AGAIN = "for predicted seconds: moeplan profile here, then --profile profile.json"
 
-
-def replay_report(done: Replayed, console: Console, *, asked: int | None = None) -> None:
-    """Print what every plan gains, then seconds measured and predicted; of fewer tokens than `asked`, that too."""
-    remarks = [*_remarks(done)]
-    if asked is not None and done.num_steps == 1 and done.num_tokens < asked:
-        rest = "samples" if done.seen else "samples that no plan was fitted to"
-        remarks.append(f"{done.num_tokens:,} of the {asked:,} tokens asked for: no more {rest}; record more")
-    to_console([Section("", (Text.of(*_answers(done)), *_tables(done), Text.of(*remarks)))], console)
+def replay_report(done: Replayed, console: Console) -> None:
+    """Print what every plan gains, then seconds measured and predicted, and what they lack."""
+    to_console([Section("", (Text.of(*_answers(done)), *_tables(done), Text.of(*_remarks(done))))], console)
 
 
 def replayed_sections(plan: Plan, path: Path) -> list[Section]:
@@ -46,7 +40,8 @@ def _answers(done: Replayed) -> Iterator[str]:
         steps = [one.predicted[STEP].value for one in (way, done.ways[0]) if STEP in one.predicted]
         predicted = f"; predicted {_share(1 - steps[0] / steps[1])}" if len(steps) == 2 else ""
         gain = f"{_share(way.gain.value)} of the step ({_share(way.gain.high)} to {_share(way.gain.low)}{predicted})"
-        yield f"replayed here, {way.name}: {gain} in the median round: {done.verdict(way)} {percent(done.noise, 1)}"
+        noise = f"{percent(done.noise, 1)}{', a NOISY machine' * done.noisy}"
+        yield f"replayed here, {way.name}: {gain} in the median round: {done.verdict(way)} {noise}"
 
 
 def _share(gain: float) -> str:
@@ -105,7 +100,4 @@ def _remarks(done: Replayed) -> Iterator[str]:
         "exchange and experts are timed alone, after a barrier each; in a step they may overlap, and ranks wait; the"
         " rest of a step: counts, K and V, the way home, sums of replicas"
     )
-    if done.unfolded is not None:
-        yield f"finding and folding rows that stand for others takes no time in predictions: {done.unfolded}"
-    if not any(STEP in way.predicted for way in done.ways):
-        yield AGAIN
+    yield from done.doubts

@@ -20,6 +20,7 @@ from ...runtime.decisions import Record, Sha256
 from ...runtime.plan import FileInput, Plan
 
 WHAT = "a replay"
+MOST_NOISE = 0.1  # from which on a machine is noisy: of today's second run beside its first
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Replayed:
     backward: bool
     noise: float  #: How far today's second run of a round is from its first, as a share: the bound of its interval
     ways: tuple[Ran, ...]  #: Today's first
-    unfolded: str | None = None  #: Why folding rows takes no time in predicted seconds, where it takes some
+    doubts: tuple[str, ...] = ()  #: What the figures lack
 
     def verdict(self, way: Ran) -> str:
         """What a plan's gain is beside the noise, which follows."""
@@ -75,6 +76,11 @@ class Replayed:
         if way.gain.high < -self.noise:
             return "slower than today by more than the noise of"
         return "no difference from today above the noise of"
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the noise hides small gains."""
+        return self.noise > MOST_NOISE
 
     @property
     def gaining(self) -> list[str]:

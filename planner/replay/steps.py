@@ -23,7 +23,7 @@ from ...traces.count_form import CountTrace
 from ...traces.embeddings import KEYS, Embeddings
 from ...traces.reader import Trace
 from ..evaluate.choosers import step_pairs
-from ..evaluate.costs import FOLDING
+from ..evaluate.costs import ENCODING, FOLDING
 from ..evaluate.evaluate import evaluate
 from ..evaluate.journey import Contender, Journey, pads_in, today
 from ..evaluate.metrics import COMBINE, COPIES, DISPATCH, EXCHANGE, EXPERTS
@@ -143,10 +143,16 @@ class Stage:
         return [today(self.scene.model, self.scene.cluster), *(_exact(plan).contender for plan in self.plans)]
 
     @property
-    def unfolded(self) -> str | None:
-        """Why predicted seconds hold no time of folding rows, where some plan condenses them."""
-        costs = self.scene.costs
-        return None if costs is None or not any(map(_condenses, self.plans)) else costs.missing.get(FOLDING)
+    def timed_parts(self) -> dict[str, str]:
+        """Parts of these layers whose seconds are predicted where curves are known, as the cost model has them."""
+        parts = {"experts": "experts", "dispatch": "exchanges"}
+        if any(plan.plan.dispatch_model == "coherent" for plan in self.plans):
+            parts["kv"] = "gathering K and V"
+        if any(plan.plan.decisions.wire for plan in self.plans):
+            parts[ENCODING] = "encoding rows"
+        if any(map(_condenses, self.plans)):
+            parts[FOLDING] = "finding and folding rows that stand for others"
+        return parts
 
     def schedules(self, turns: int) -> list[dict[int, Ints] | None]:
         """Tables `[L, D, S]` of each plan by the run from which on they hold, of so many runs of each step.

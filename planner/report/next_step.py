@@ -1,13 +1,15 @@
-"""The command or the call that comes next, once a plan is solved, and once it is applied."""
+"""The command or the call that comes next, once a plan is solved, applied or replayed."""
 
 import shlex
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from ...errors import MoeplanError
 from ...runtime.exports import ENGINES, PERMUTED, engines_of, prepared, titled
-from ...runtime.plan import Plan, load
+from ...runtime.plan import Plan
 from ..options import EvaluationOptions
+from ..replay.result import Replayed
 from ..strategies.registry import chosen_by, decided_by
 from .answer import NOTHING_TO_GAIN, WORSE, carried, doubt
 
@@ -72,9 +74,16 @@ def needs_force(plan: Plan) -> bool:
     return plan.verdict is not None and plan.verdict.value == "none" and plan.verdict.gain.low is not None
 
 
-def after_replay(path: Path) -> str:
-    """What to type once a plan was faster than today here, whatever its own verdict."""
-    return _apply(path) + " --force" * needs_force(load(path))
+def after_replay(done: Replayed, plans: Mapping[str, Plan], *, more_rounds: int | None) -> str:
+    """The command that carries out the plan that gained most here, whatever its own verdict; else what to try."""
+    if done.gaining:
+        path, *_ = done.gaining
+        return _apply(Path(path)) + (_flags(plans[path]) or "") + " --force" * needs_force(plans[path])
+    if done.undecided and done.noisy:
+        return "again when this machine is quiet; until then keep what runs today"
+    if done.undecided and more_rounds is not None:
+        return f"again with --rounds {more_rounds}, which shows smaller gains; until then keep what runs today"
+    return "nothing to apply: keep what runs today"
 
 
 def _apply(path: Path) -> str:

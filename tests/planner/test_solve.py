@@ -12,7 +12,8 @@ from moeplan.planner.loaded_plan import common_cluster, load_plans
 from moeplan.planner.report.command import made_by
 from moeplan.planner.request import Request, cluster_for
 from moeplan.profilers.cluster import Cluster
-from moeplan.profilers.description import describe
+from moeplan.profilers.description import describe, on_cluster
+from moeplan.profilers.profile import load as load_profile
 from moeplan.profilers.profile import save
 from moeplan.runtime.plan import load
 from moeplan.runtime.plan import save as save_plan
@@ -71,6 +72,37 @@ def test_a_plan_on_nodes_of_another_size_shares_the_profiles_link_as_they_do_and
             assert common_cluster(loaded, described.cluster, timed=True) == cluster
             unchecked = certify(plan, trace.path, tmp_path / "profile.json").unchecked
             assert not [line for line in unchecked if "link" in line]
+
+
+def test_a_link_given_times_what_crosses_it_in_place_of_the_profiles_curves(
+    make_trace: Any, make_profile: Any, tmp_path: Path
+) -> None:
+    trace, measured, link, path = make_trace(), make_profile("2x2"), "inter=0.5:90", tmp_path / "plan.json"
+    save(on_cluster(load_profile(measured), None, [link]), tmp_path / "given.json")
+    by_curves, given, placed = (
+        planned(trace, "eplb", cluster_for(None, profile, links), profile=profile, to=path)
+        for profile, links in ((measured, []), (measured, [link]), (tmp_path / "given.json", []))
+    )
+    assert given.evaluation == placed.evaluation != by_curves.evaluation
+    sources = given.options["seconds"]["sources"]
+    assert sources["dispatch inter"] == "link inter"
+    assert sources["dispatch intra"].startswith("all_to_all/")
+    assert "link inter, which is not the profile's" in certify(given, trace.path, measured).unchecked
+    assert made_by(given, load_profile(measured)).split("--link ")[1].startswith(f"{link} ")
+
+
+def test_a_plan_on_one_of_another_profile_is_timed_by_the_curves_of_its_own(
+    make_trace: Any, make_profile: Any, tmp_path: Path
+) -> None:
+    trace, newer, older, base = make_trace(), make_profile("2x2"), tmp_path / "older.json", tmp_path / "base.json"
+    save(on_cluster(load_profile(newer), None, ["inter=0.5:90"]), older)
+    planned(trace, "eplb", cluster_for(None, older), profile=older, to=base)
+    assert cluster_for(None, older, on=base) == load_profile(older).cluster
+    cluster = cluster_for(None, newer, on=base)
+    assert cluster == load_profile(newer).cluster != load_profile(older).cluster
+    solved = made(trace, "pipemoe", cluster, profile=newer, on=base).plan
+    assert "link" not in solved.options["seconds"]["sources"]["dispatch inter"]
+    assert not [line for line in certify(solved, trace.path, newer).unchecked if "link" in line]
 
 
 def test_a_plan_on_one_that_ctrl_c_ended_is_not_interrupted_itself(make_trace: Any, tmp_path: Path) -> None:

@@ -69,6 +69,18 @@ def test_no_page_complains_asks_or_overflows(
         assert page.suffix == ".svg" or seen["width"] <= width, page
 
 
+def test_a_phone_shows_how_much_of_today_a_plan_takes_without_a_scroll(browser: Browser, pages: list[Path]) -> None:
+    shown = "one.offsetParent && one.textContent == '% of today'"
+    heads = f"[...document.querySelectorAll('th')].filter(one => {shown})"
+    told = list[str]()
+    for page in pages:
+        browser.visit(page, width=375)
+        ends = browser.value(f"{heads}.map(one => one.getBoundingClientRect().right)")
+        assert all(0 < end <= 375 for end in ends), page
+        told += [page.stem] if ends else []
+    assert {*told} == {"eplb", "exflow", "compare"}  # others have tables of their own
+
+
 def test_a_page_is_dark_where_that_is_preferred(browser: Browser, pages: list[Path]) -> None:
     colours = []
     for scheme in ("light", "dark"):
