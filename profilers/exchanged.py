@@ -86,11 +86,11 @@ class _Sender:
         finalize(group, self._calls.put, None)
 
     @classmethod
-    def of(cls, group: Any) -> Self:
+    def of(cls, group: Any) -> "_Sender":
         """The one of a group."""
-        if group not in _senders:
-            _senders[group] = cls(group)
-        return _senders[group]
+        if (sender := _senders.get(group)) is None:
+            sender = _senders[group] = cls(group)
+        return sender
 
     def submit(self, call: "Callable[[], None]") -> "Future[None]":
         """Make the call once those before it have returned."""
@@ -99,7 +99,7 @@ class _Sender:
         return future
 
 
-_senders = WeakKeyDictionary[Any, Any]()
+_senders = WeakKeyDictionary[Any, _Sender]()
 
 
 def _make(calls: "SimpleQueue[tuple[Callable[[], None], Future[None]] | None]") -> None:
