@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.exchanged import Exchange
 from moeplan.profilers.fits.fit import Fit, Prediction
 from moeplan.profilers.fits.fitting import fit_arrays
 from moeplan.profilers.fits.laws import AlphaBeta
@@ -39,7 +40,6 @@ NODE_BYTES = (
     3_200_000,
     8_000_000,
 )  # through the busiest node
-COUNT_BYTES = 8
 SHAPE = 8.0  # of the gamma distribution that uneven bytes follow: a coefficient of variation of 0.35
 LOCAL_BYTES = (2_000, 200_000, 800_000)  # that leave a rank for the others of its node
 CHUNK_BYTES = (20_000, 60_000, 180_000, 550_000, 1_600_000)  # that leave a node in a chunk
@@ -57,7 +57,7 @@ class Profile:
     Parameters
     ----------
     call_s
-        Seconds of an exchange of next to nothing: a count for every rank.
+        Seconds of an exchange of counts, one for every rank.
     inter, intra
         An exchange by the bytes that leave the busiest node, and by those that leave a rank for its own node.
     chunk
@@ -102,7 +102,8 @@ def calibrate(cluster: Cluster, rank: int) -> Profile:
     intra = {n: _even(together_D * (n // max(group - 1, 1))) for n in LOCAL_BYTES}
     layers = [(r, n) for n in CHUNK_BYTES for r in DEGREES if r * n <= CHUNK_BYTES[-1]]
     gathers = {n: _gather(round(n / (size - 1)), size) for n in GATHER_BYTES}
-    call_s = float(_medians([_even(np.full(size, COUNT_BYTES))])[0])
+    counts = torch.zeros(2, size, dtype=torch.int64)
+    call_s = float(_medians([lambda: dist.all_to_all_single(*counts)])[0])
     layers_s = _medians([_layer(cluster, r, n) for r, n in layers])
     return Profile(
         call_s,
@@ -136,7 +137,7 @@ def _exchange(sent_D: np.ndarray, received_D: np.ndarray) -> Call:
     """An all-to-all of so many bytes to and from each rank."""
     there, back = sent_D.tolist(), received_D.tolist()
     sent, arrived = (torch.zeros(sum(splits), dtype=torch.uint8) for splits in (there, back))
-    return lambda: dist.all_to_all_single(arrived, sent, back, there)
+    return lambda: Exchange.start(arrived, sent, back, there).wait()
 
 
 def _gather(block_bytes: int, size: int) -> Call:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..exchanged import Exchange
 from ..measurement import Size
 from ..stopwatch import lap
 from ..world import World
@@ -105,7 +106,7 @@ class RoutedExchange(Collective):
             columns = inputs.x[inputs.row], inputs.weight[inputs.row], inputs.ids[inputs.row]
             rows = torch.cat([column.view(torch.uint8) for column in columns], dim=1)
             arrived = rows.new_empty(sum(received), rows.shape[1])
-            dist.all_to_all_single(arrived, rows, received, sent, inputs.group)
+            Exchange.start(arrived, rows, received, sent, inputs.group).wait()
             x_mM = arrived[:, :ROW_BYTES].view(torch.float32)
         results = inputs.result
         if inputs.order is not None:
@@ -119,7 +120,7 @@ class RoutedExchange(Collective):
                 results = torch.cat([column.view(torch.uint8) for column in (results[inputs.order], tag_m1)], dim=1)
         with lap("combine"):
             back = results.new_empty(sum(sent), results.shape[1])
-            dist.all_to_all_single(back, results, sent, received, inputs.group)
+            Exchange.start(back, results, sent, received, inputs.group).wait()
             back_nM = back if inputs.order is None else back[:, :ROW_BYTES].view(torch.float32).contiguous()
         with lap("combine"):
             return x_mM, torch.zeros_like(inputs.x).index_add_(0, inputs.row, back_nM)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...profilers.encoded import encoded
+from ...profilers.exchanged import Exchange
 from ..wire import Wire
 from .payload import Columns
 from .wire import Sealed
@@ -81,8 +82,8 @@ class Route:
             travelling = torch.cat(_transposed(rows, sent))
             gone, come = (list(map(sum, zip(*counts, strict=True))) for counts in (sent, received))
         arrived = rows.new_empty(sum(come), *rows.shape[1:])
-        work = dist.all_to_all_single(arrived, travelling, come, gone, self.group, async_op=True)
-        return Pending(work, arrived, travelling, received)
+        under_way = Exchange.start(arrived, travelling, come, gone, self.group)
+        return Pending(under_way, arrived, travelling, received)
 
     def move(self, rows: Tensor) -> Tensor:
         """Rows that arrive where all are sent in one piece, in rank order; a collective call."""
@@ -94,16 +95,16 @@ class Route:
 class Pending:
     """An exchange under way; what is sent is held until it has arrived."""
 
-    work: dist.Work | None
+    exchange: Exchange | None
     arrived: Tensor
     sent: Tensor
     received: list[list[int]]
 
     def wait(self) -> list[Tensor]:
         """The rows that arrived, by piece."""
-        if self.work is not None:
-            self.work.wait()
-        self.work, self.sent = None, self.arrived
+        if self.exchange is not None:
+            self.exchange.wait()
+        self.exchange, self.sent = None, self.arrived
         if len(self.received) == 1:
             return [self.arrived]
         return _transposed(self.arrived, [list(counts) for counts in zip(*self.received, strict=True)])

@@ -26,6 +26,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from moeplan.profilers.exchanged import Exchange
 from moeplan.profilers.world import World
 from moeplan.runtime import load_plan, parallelize, schedule_of
 from moeplan.runtime.decisions import PipelineDecision, PlacementDecision, SidecarFile
@@ -435,11 +436,11 @@ def _two_steps(
     """
     spread, case = _made(world, run, **options), run.case(world.size)
     optimizer, mine = made(spread), own(case.batches, world.rank)
-    exchange, held = torch.distributed.all_to_all_single, list[Any]()
+    start, held = Exchange.start, list[Any]()
 
     def holding(*args: Any, **more: Any) -> Any:
         held.append(args)
-        return exchange(*args, **more)
+        return start(*args, **more)
 
     def steps() -> None:
         for step in range(3):
@@ -452,7 +453,7 @@ def _two_steps(
             optimizer.step()
             del output
 
-    with mock.patch.object(torch.distributed, "all_to_all_single", holding):
+    with mock.patch.object(Exchange, "start", holding):
         said = refusal_of(steps)
     assert held, "exchanges were not held"
     return said

@@ -5,7 +5,6 @@ import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 from unittest import mock
 
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from moeplan.profilers.cluster import Cluster
+from moeplan.profilers.exchanged import Exchange
 from moeplan.profilers.world import World
 from moeplan.runtime import parallelize
 from moeplan.runtime.dispatch.coherent import CoherentDispatch
@@ -156,8 +156,8 @@ def _counted() -> Iterator[Counter[str]]:
     """Count the calls of collectives."""
     calls = Counter[str]()
     with contextlib.ExitStack() as stack:
-        for name in filter(partial(hasattr, dist), COLLECTIVES):
-            spy = mock.patch.object(dist, name, wraps=getattr(dist, name))
+        for where, name in [(Exchange, "start"), *((dist, name) for name in COLLECTIVES if hasattr(dist, name))]:
+            spy = mock.patch.object(where, name, wraps=getattr(where, name))
             stack.callback(lambda name, spied: calls.update({name: spied.call_count}), name, stack.enter_context(spy))
         yield calls
 
