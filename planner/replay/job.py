@@ -6,6 +6,7 @@ Legend: Q levels of a prediction; R rounds; W ways to run: today, then the plans
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -130,7 +131,9 @@ class Prepared:
         moves_RW = np.max([rank.moves for rank in ranks], axis=0) / record_steps
         both_RW = own_RW + moves_RW.mean(axis=0)
         ways, plans = list[Ran](), {plan.path: plan for plan in self.stage.plans}
-        here, given = ranks[0].environment, {"tokens": self.tokens, "profile": self.profile}
+        lacking = partial(
+            doubts, stage=self.stage, ranks=ranks[0].environment, tokens=self.tokens, profile=self.profile
+        )
         for way, name in enumerate(work.ways):
             levels = {metric: of_steps[:, work.steps] for metric, of_steps in self.predicted[way].items()}
             ways.append(
@@ -144,7 +147,7 @@ class Prepared:
                     predicted={metric: _span(of_rounds) for metric, of_rounds in levels.items()},
                     measured_s=tuple((own_RW + moves_RW)[:, way].tolist()),
                     predicted_s=tuple(levels[STEP][1].tolist()) if STEP in levels else (),
-                    doubts=tuple(doubts(plans[name], self.stage, here, **given)) if name in plans else (),
+                    doubts=tuple(lacking(plans[name])) if name in plans else (),
                 )
             )
         return Replayed(
