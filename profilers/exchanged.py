@@ -8,14 +8,15 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Self
-from weakref import WeakKeyDictionary, finalize
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup, Work
 
+IDLE_S = 1.0  # after which a thread ends
 TAGS = range(0x6D6F0000, 0x6D700000)  # of messages, apart from those that ranks may have besides
 
 
@@ -58,7 +59,7 @@ class Exchange:
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         with torch.no_grad():
             from_P, to_P = torch.split(arrived, [*received]), torch.split(rows, [*sent])
-        sender = _Sender.of(group or dist.group.WORLD)
+        sender = _senders.setdefault(group or dist.group.WORLD, _Sender())
         tag, peers = next(sender.tags), [(rank + step) % size for step in range(1, size)]
         works = [dist.irecv(from_P[one], group=group, group_src=one, tag=tag) for one in peers if received[one]]
 
@@ -77,36 +78,38 @@ class Exchange:
 
 
 class _Sender:
-    """A thread that makes the exchanges of a group in their order. It ends with the group, or with its process."""
+    """What makes the exchanges of a group in their order: a thread, while there are any."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self) -> None:
         self.tags = itertools.cycle(TAGS)  #: Of one exchange after the other, which ranks count alike
-        self._calls: SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = SimpleQueue()
-        threading.Thread(target=_make, args=(self._calls,), daemon=True).start()
-        finalize(group, self._calls.put, None)
+        self._calls = SimpleQueue[tuple[Callable[[], None], "Future[None]"]]()
+        self._lock, self._runs = threading.Lock(), False
 
-    @classmethod
-    def of(cls, group: Any) -> "_Sender":
-        """The one of a group."""
-        if (sender := _senders.get(group)) is None:
-            sender = _senders[group] = cls(group)
-        return sender
-
-    def submit(self, call: "Callable[[], None]") -> "Future[None]":
+    def submit(self, call: Callable[[], None]) -> "Future[None]":
         """Make the call once those before it have returned."""
         future = Future[None]()
-        self._calls.put((call, future))
+        with self._lock:
+            self._calls.put((call, future))
+            if not self._runs:
+                self._runs = True
+                threading.Thread(target=self._make, daemon=True).start()
         return future
+
+    def _make(self) -> None:
+        while True:
+            try:
+                call, future = self._calls.get(timeout=IDLE_S)
+            except Empty:
+                with self._lock:
+                    self._runs = not self._calls.empty()
+                    if not self._runs:
+                        return
+                continue
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001  whoever waits raises it
+                future.set_exception(error)
+            del call, future  # and the rows that they hold
 
 
 _senders = WeakKeyDictionary[Any, _Sender]()
-
-
-def _make(calls: "SimpleQueue[tuple[Callable[[], None], Future[None]] | None]") -> None:
-    while (given := calls.get()) is not None:
-        call, future = given
-        try:
-            future.set_result(call())
-        except BaseException as error:  # noqa: BLE001  whoever waits raises it
-            future.set_exception(error)
-        del given, call, future  # and the rows that they hold
