@@ -59,18 +59,20 @@ class Exchange:
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         with torch.no_grad():
             from_P, to_P = torch.split(arrived, [*received]), torch.split(rows, [*sent])
-        sender = _senders.setdefault(group or dist.group.WORLD, _Sender())
+        here = group or dist.group.WORLD
+        sender = _senders.get(here) or _senders.setdefault(here, _Sender())
         tag, peers = next(sender.tags), [(rank + step) % size for step in range(1, size)]
         works = [dist.irecv(from_P[one], group=group, group_src=one, tag=tag) for one in peers if received[one]]
 
-        def send() -> None:
+        def exchange() -> None:
+            """Send, and wait until all has gone and come."""
             gone = [dist.isend(to_P[one], group=group, group_dst=one, tag=tag) for one in peers if sent[one]]
             with torch.inference_mode():  # as either may be of one
                 from_P[rank].copy_(to_P[rank])
             for work in filter(None, (*works, *gone)):
                 work.wait()
 
-        return cls(sender.submit(send))
+        return cls(sender.submit(exchange))
 
     def wait(self) -> None:
         """Wait until what comes has arrived and what goes has left."""
