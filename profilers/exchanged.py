@@ -3,20 +3,23 @@
 Legend: P ranks of the group; n rows that this rank sends; m that it receives.
 """
 
+import atexit
 import itertools
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Self
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup, Work
 
-IDLE_S = 1.0  # after which a thread ends
+IDLE_S = 0.1  # after which a thread ends
+END_S = 5.0  # for which the end of a script waits for threads, as theirs may wait for a rank that is gone
 TAGS = range(0x6D6F0000, 0x6D700000)  # of messages, apart from those that ranks may have besides
 
 
@@ -94,7 +97,7 @@ class _Sender:
             self._calls.put((call, future))
             if not self._runs:
                 self._runs = True
-                threading.Thread(target=self._make, daemon=True).start()
+                beside(self._make, "moeplan-exchanges")
         return future
 
     def _make(self) -> None:
@@ -114,4 +117,18 @@ class _Sender:
             del call, future  # and the rows that they hold
 
 
+def beside(call: Callable[[], None], name: str) -> None:
+    """Make a call in a thread that the end of the script waits for: torch aborts if Python ends amid a call of it."""
+    _threads.add(thread := threading.Thread(target=call, name=name, daemon=True))
+    thread.start()
+
+
+@atexit.register
+def _join() -> None:
+    until = time.monotonic() + END_S
+    for thread in list(_threads):
+        thread.join(max(0.0, until - time.monotonic()))
+
+
 _senders = WeakKeyDictionary[Any, _Sender]()
+_threads = WeakSet[threading.Thread]()

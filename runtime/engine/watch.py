@@ -123,21 +123,22 @@ class Watch:
 
     def close(self) -> None:
         """End the watch in good order; where rank 0 keeps the store it waits a little, until the others know."""
-        if self._left.is_set() or os.getpid() != self._process:
+        if os.getpid() != self._process:
             return
-        with contextlib.suppress(RuntimeError):
-            self.store.set(f"left/{self.rank}", "1")
-            until = time.monotonic() + LEAVE_S * (self.rank == 0 and not self._agents)
-            while self._others_look() and time.monotonic() < until:
-                time.sleep(LOOK_S / 10)
-        self._leave()
+        if not self._left.is_set():
+            with contextlib.suppress(RuntimeError):
+                self.store.set(f"left/{self.rank}", "1")
+                until = time.monotonic() + LEAVE_S * (self.rank == 0 and not self._agents)
+                while self._others_look() and time.monotonic() < until:
+                    time.sleep(LOOK_S / 10)
+            self._leave()
         if threading.current_thread() is not self._thread:
-            self._thread.join(LEAVE_S)
+            self._thread.join(LEAVE_S)  # else Python could end amid a call of the thread's, and torch abort
+            atexit.unregister(self.close)
 
     def _leave(self) -> None:
         self._left.set()
         self._open.close()
-        atexit.unregister(self.close)
         if sys.excepthook == self._tell and not self._keeper_left:
             sys.excepthook = self._hook
 

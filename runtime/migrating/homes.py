@@ -7,7 +7,6 @@ ascending, or columns of counts; T tokens now here, by sample, then position; D 
 """
 
 import math
-import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from ...errors import UsageError
 from ...profilers.cluster import Cluster
+from ...profilers.exchanged import beside
 from ...solvers.luffy import Attention, Law, first_homes
 from ...solvers.rehoming import compile_rehoming, fault, rehome
 from ..coherent.contexts import Contexts
@@ -155,7 +155,7 @@ class Homes:
         self.sent_bytes = (size - 1) * rows_BC.numel() * rows_BC.element_size()
         self.counts = Gather.start(held, group, rows_BC)
         self._homes: Future[NDArray[np.int64]] = Future()
-        threading.Thread(target=self._run, name="moeplan-homes", daemon=True).start()
+        beside(self._run, "moeplan-homes")
 
     def result(self) -> NDArray[np.int64]:
         """The home of every sample, int64 `[I]`, once it is found; what went wrong is raised here."""

@@ -1,5 +1,7 @@
 """Exchanges of rows on real ranks: what arrives, from whom, in which order, beside messages of others."""
 
+import subprocess
+import sys
 from typing import Any
 from unittest import mock
 
@@ -82,3 +84,15 @@ def test_rows_arrive_in_the_order_of_ranks_whatever_else_is_on_its_way() -> None
 
 def test_all_receives_are_posted_before_anything_is_sent() -> None:
     assert by_rank(RANKS, order) == [["receive"] * 2 + ["send"] * 2] * RANKS
+
+
+def test_a_script_may_end_while_rows_are_on_their_way() -> None:
+    script = """if True:
+        import torch, torch.distributed as dist
+        from moeplan.profilers.exchanged import Exchange
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        rows = torch.ones(1 << 21, 64)  # for a few tenths of a second
+        Exchange.start(torch.empty_like(rows), rows, [len(rows)], [len(rows)])
+    """
+    ended = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")

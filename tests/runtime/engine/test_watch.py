@@ -143,6 +143,11 @@ def test_ranks_that_end_one_after_the_other_write_nothing_and_leave_no_thread(lo
     assert [(ended.code, ended.out, lines(ended.err)) for ended in ranks] == [(0, "done\n", [])] * 4
 
 
+def test_a_script_that_ends_while_the_watch_leaves_waits_for_its_threads(loop: Loop) -> None:
+    ranks = loop("none, ended amid leaving", num_ranks=2)
+    assert [(ended.code, ended.out, lines(ended.err)) for ended in ranks] == [(0, "['MainThread']\n", [])] * 2
+
+
 def test_under_torchrun_which_keeps_waiting_for_a_stopped_rank_the_others_name_it_and_end() -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
     pipe, errors = subprocess.PIPE, ""

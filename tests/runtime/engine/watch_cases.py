@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from moeplan.errors import RankError
+from moeplan.profilers.world.failures import _Watchdog
 from moeplan.runtime import parallelize
 from moeplan.runtime.decisions import PlacementDecision
 from moeplan.runtime.engine.route import Route
@@ -53,6 +54,9 @@ def train(fault: str, unlucky: int, timeout_s: float) -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", os.environ.get("TEST_STORE", "env://"), rank=rank, world_size=size)
     halves = [dist.new_group([0, 1]), dist.new_group(list(range(2, size)))] if "in halves" in fault else [None]
+    if "ended amid" in fault:
+        end_while_the_watch_leaves()
+        return
     watch(timeout_s=timeout_s)
     if "in a move" in fault:
         moved(fault, rank, unlucky)
@@ -148,6 +152,22 @@ def flush_slowly() -> None:
     """As loggers do at the end of a script."""
     time.sleep(4)
     print("flushed")
+
+
+def end_while_the_watch_leaves() -> None:
+    """End the script while the watch's own thread, which saw the end of the process group, waits for another of its."""
+    look = _Watchdog.look
+
+    def slow(dog: _Watchdog) -> None:
+        look(dog)
+        time.sleep(0.5)
+
+    atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))  # after the watch's
+    with mock.patch.object(_Watchdog, "look", slow):
+        of_process = watch()
+    dist.destroy_process_group()
+    while of_process.goes_on or not of_process._left.is_set():
+        time.sleep(0.01)
 
 
 def wait_for_the_end_of_threads() -> None:
