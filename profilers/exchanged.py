@@ -59,27 +59,104 @@ class Exchange:
 
         if arrived.device.type != "cpu":
             return cls(dist.all_to_all_single(arrived, rows, received, sent, group, async_op=True))
-        rank, size = dist.get_rank(group), dist.get_world_size(group)
         with torch.no_grad():
             from_P, to_P = torch.split(arrived, [*received]), torch.split(rows, [*sent])
-        here = group or dist.group.WORLD
-        sender = _senders.get(here) or _senders.setdefault(here, _Sender())
-        tag, peers = next(sender.tags), [(rank + step) % size for step in range(1, size)]
-        works = [dist.irecv(from_P[one], group=group, group_src=one, tag=tag) for one in peers if received[one]]
+        ways = _Messages(group)
+        peers = _others(ways.rank, len(to_P))
+        coming = [ways.receive(from_P[peer], peer) for peer in peers]
 
         def exchange() -> None:
             """Send, and wait until all has gone and come."""
-            gone = [dist.isend(to_P[one], group=group, group_dst=one, tag=tag) for one in peers if sent[one]]
+            going = [ways.send(to_P[peer], peer) for peer in peers]
             with torch.inference_mode():  # as either may be of one
-                from_P[rank].copy_(to_P[rank])
-            for work in filter(None, (*works, *gone)):
-                work.wait()
+                from_P[ways.rank].copy_(to_P[ways.rank])
+            _wait(*coming, *going)
 
-        return cls(sender.submit(exchange))
+        return cls(ways.sender.submit(exchange))
+
+    @classmethod
+    def gather(
+        cls,
+        arrived: "Tensor",
+        rows: "Tensor",
+        counts: Sequence[int],
+        devices_per_node: int,
+        group: "ProcessGroup | None" = None,
+    ) -> Self:
+        """Send contiguous rows to all ranks, on the CPU; a collective call that does not wait.
+
+        Parameters
+        ----------
+        arrived, rows
+            `[m, ...]` to be written, by rank, and `[n, ...]`. Both are left alone until `wait` returns.
+        counts
+            Rows of each rank, `[P]`.
+
+        Notes
+        -----
+        A node sends its rows to another once: every rank to the one in its place there, which sends them on to the
+        others of its node. Through gloo's ring all ranks' blocks enter each node, each as long as the longest.
+        """
+        import torch
+
+        with torch.no_grad():
+            from_P = torch.split(arrived, [*counts])
+        ways = _Messages(group)
+        node, place = divmod(ways.rank, devices_per_node)
+        nodes = [node, *_others(node, len(counts) // devices_per_node)]
+        column = [other * devices_per_node + place for other in nodes]  # the ranks in this place, itself first
+        near = [peer - place for peer in _others(place, devices_per_node)]  # the others of any node, from such a rank
+        coming = [ways.receive(from_P[peer], peer) for peer in column[1:]]
+        last = [ways.receive(from_P[peer + step], ways.rank + step) for step in near for peer in column]
+
+        def exchange() -> None:
+            """Send to other nodes, and on to the others of this one as it comes; wait until all has gone and come."""
+            with torch.inference_mode():
+                from_P[ways.rank].copy_(rows)
+            going = [ways.send(from_P[ways.rank], peer) for peer in column[1:]]
+            for peer, work in zip(column, (None, *coming), strict=True):
+                _wait(work)
+                going += [ways.send(from_P[peer], ways.rank + step) for step in near]
+            _wait(*last, *going)
+
+        return cls(ways.sender.submit(exchange))
 
     def wait(self) -> None:
         """Wait until what comes has arrived and what goes has left."""
         self.work.result() if isinstance(self.work, Future) else self.work.wait()
+
+
+class _Messages:
+    """The messages of one exchange between ranks; none is of no rows."""
+
+    def __init__(self, group: "ProcessGroup | None") -> None:
+        import torch.distributed as dist
+
+        self.group, self.rank = group, dist.get_rank(group)
+        self.sender = _senders.setdefault(group or dist.group.WORLD, _Sender())
+        self._tag = next(self.sender.tags)
+
+    def receive(self, rows: "Tensor", peer: int) -> "Work | None":
+        """Post a receive; what one rank sends arrives in the order posted."""
+        import torch.distributed as dist
+
+        return dist.irecv(rows, group=self.group, group_src=peer, tag=self._tag) if len(rows) else None
+
+    def send(self, rows: "Tensor", peer: int) -> "Work | None":
+        """Send, without waiting."""
+        import torch.distributed as dist
+
+        return dist.isend(rows, group=self.group, group_dst=peer, tag=self._tag) if len(rows) else None
+
+
+def _others(own: int, count: int) -> list[int]:
+    """The numbers below `count` that follow this one, round to the one before it."""
+    return [(own + step) % count for step in range(1, count)]
+
+
+def _wait(*works: "Work | None") -> None:
+    for work in filter(None, works):
+        work.wait()
 
 
 class _Sender:

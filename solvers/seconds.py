@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..profilers.cluster import Cluster
 from ..profilers.fits.fit import Prediction
 from .arrays import Bools, Floats, Ints
-from .ports import ALONE, Busiest, LinkClass, Sharing, num_peers
+from .ports import ALONE, Busiest, Sharing, link_classes, num_peers
 
 Curve = Callable[[Floats], Prediction]  # bytes through the busiest port in one direction -> seconds
 Curve2 = Callable[[Floats, Floats], Prediction]
@@ -166,11 +167,7 @@ def folding_seconds(rows: Ints, pairs: Ints, curve: Curve3, *, trains: bool) -> 
 
 
 def gather_seconds(
-    tokens: NDArray[np.number],
-    kv_bytes: float,
-    devices_per_node: int,
-    classes: Sequence[LinkClass],
-    curves: Sequence[Curve],
+    tokens: NDArray[np.number], kv_bytes: float, cluster: Cluster, curves: Sequence[Curve]
 ) -> list[Prediction]:
     """Seconds of gathering K and V of all tokens on every device, in each link class, `[B, L]` each.
 
@@ -181,24 +178,22 @@ def gather_seconds(
     kv_bytes
         Of K and V of a token in one layer.
     curves
-        Of the all-gather, one a link class of `classes`.
+        Of the all-gather over bytes through the busiest port, one a link class.
 
     Notes
     -----
-    A device sends its own to its peers of a class and receives theirs; the classes work side by side:
+    A device sends its own to its peers of a class and receives theirs; the classes work side by side. With n_cd the
+    larger of both, in tokens,
 
-        t = max_c t_c,    t_c = curve_c(kv_bytes max_d max(tokens[d] peers_c, sum_{e in c of d} tokens[e]))     (5)
+        t = max_c t_c,    t_c = curve_c(kv_bytes n_c),    n_c = max_d n_cd, or as (2) where devices share a link
+        n_cd = max(tokens[d] peers_c, sum_{e in c of d} tokens[e])                                              (5)
     """
-    on_node_BLD = np.repeat(
-        tokens.reshape(*tokens.shape[:2], -1, devices_per_node).sum(axis=3), devices_per_node, axis=2
-    )
+    group, classes = cluster.devices_per_node, link_classes(cluster)
+    on_node_BLD = np.repeat(tokens.reshape(*tokens.shape[:2], -1, group).sum(axis=3), group, axis=2)
     theirs = {"intra": on_node_BLD - tokens, "inter": tokens.sum(axis=2, keepdims=True) - on_node_BLD}
-    found = []
-    for name, curve in zip(classes, curves, strict=True):
-        sent_BLD = tokens * num_peers(name, tokens.shape[2], devices_per_node)
-        busiest_BL = np.maximum(sent_BLD, theirs[name]).max(axis=2)
-        found.append(curve(kv_bytes * busiest_BL.astype(np.float64)))
-    return found
+    ways = [np.stack([tokens * num_peers(one, tokens.shape[2], group), theirs[one]], axis=2) for one in classes]
+    port_BLC = Sharing.of(cluster).busiest(np.stack(ways, axis=2)).port
+    return [curve(kv_bytes * port_BLC[..., c].astype(np.float64)) for c, curve in enumerate(curves)]
 
 
 def total(parts: Sequence[Prediction]) -> Prediction:

@@ -24,7 +24,6 @@ from ...profilers.fits.fit import Prediction
 from ...runtime.wire import copy_bytes
 from ...solvers.arrays import Floats
 from ...solvers.placement import BY_STEP
-from ...solvers.ports import link_classes
 from ...solvers.seconds import (
     Curve,
     attention_seconds,
@@ -151,9 +150,7 @@ def _around(tally: Tally, journey: Journey, scene: Scene, costs: CostModel) -> d
         layers["attention_s"] = attention_seconds(ports.tokens, ports.contexts, attention, ports.calls)
     if journey.dispatch_model == "coherent" and costs.gather:
         kv_bytes = float((model.attention.kv_size or 0) * (model.dtype_bytes or 0))
-        links = link_classes(cluster)
-        gather = gather_seconds(ports.tokens, kv_bytes, cluster.devices_per_node, links, costs.gather)
-        layers |= by_class("kv", gather, cluster)
+        layers |= by_class("kv", gather_seconds(ports.tokens, kv_bytes, cluster, costs.gather), cluster)
     if costs.gather and (told := _told_bytes(tally, journey, scene)):
         layers["counts_s"] = scaled(len(told) / model.num_layers, _told(told, len(tally.loads), cluster, costs.gather))
     if tally.folded is not None and costs.folding:
@@ -174,7 +171,7 @@ def _told(num_bytes: Sequence[float], num_steps: int, cluster: Cluster, gather: 
     None is said to be extrapolated: most are smaller than what was measured, and take as long as the smallest.
     """
     bytes_1ND = np.broadcast_to(np.array(num_bytes)[:, None], (1, len(num_bytes), cluster.num_devices))
-    one = slowest(gather_seconds(bytes_1ND, 1.0, cluster.devices_per_node, link_classes(cluster), gather))
+    one = slowest(gather_seconds(bytes_1ND, 1.0, cluster, gather))
     shape = (num_steps, len(num_bytes))
     seconds, low, high = (np.broadcast_to(level, shape) for level in (one.seconds, one.low, one.high))
     return Prediction(seconds, low, high, np.zeros(shape, np.bool_))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..exchanged import Exchange
 from ..measurement import Size
 from ..world import World
 from .case import Collective, buffer_sizes
@@ -33,6 +34,7 @@ class Blocks:
     #: into, out: bytes of the block from, and to, each rank; None where all are equal
     into: list[int] | None = None
     out: list[int] | None = None
+    devices_per_node: int = 1
 
 
 class AllToAll(Collective):
@@ -109,7 +111,7 @@ class UnevenAllToAll(AllToAll):
 
 
 class AllGather(Collective):
-    """`all_gather` into one buffer of n bytes; the work is the bytes that reach a rank from others.
+    """Gathering as the runtime does it, into one buffer of n bytes; the work is the bytes that reach a rank from others.
 
     Notes
     -----
@@ -123,12 +125,16 @@ class AllGather(Collective):
     def prepare(self, size: Size, dtype: str, world: World) -> Blocks:
         """A block that tells its sender and position; the receiving buffer holds a value no block has."""
         block = of_sender(world.rank, 0, size["bytes"] // world.size, world.device)
-        return Blocks(block, block.new_full((len(block) * world.size,), NOWHERE), world.group)
+        received = block.new_full((len(block) * world.size,), NOWHERE)
+        return Blocks(block, received, world.group, [len(block)] * world.size, devices_per_node=world.devices_per_node)
 
     def run(self, inputs: Blocks) -> "Tensor":
         """The gathering."""
         import torch.distributed as dist
 
+        if inputs.into is not None and not inputs.send.is_cuda:
+            Exchange.gather(inputs.received, inputs.send, inputs.into, inputs.devices_per_node, inputs.group).wait()
+            return inputs.received
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before 2.13
         gather(inputs.received, inputs.send, group=inputs.group)
         return inputs.received

@@ -39,6 +39,13 @@ class World:
     group: "ProcessGroup | None" = None  #: The process group that joins it; None: `torch.distributed`'s default group
     timeout_s: float = TIMEOUT_S  #: The longest silence of a rank
 
+    @property
+    def devices_per_node(self) -> int:
+        """Ranks of each node; all where nodes differ in their numbers, or the ranks of one are not in a row."""
+        group = self.hosts.count(self.hosts[0])
+        first = [self.hosts[rank - rank % group] for rank in range(self.size)]
+        return group if self.size == group * len({*self.hosts}) and list(self.hosts) == first else self.size
+
     def of_node(self) -> "World":
         """The world of the ranks on this rank's node; every rank calls it, since every node makes its group."""
         import torch.distributed as dist

@@ -27,8 +27,11 @@ class Way:
     traffic: Traffic = field(default_factory=Traffic)
 
 
+@dataclass(eq=False)
 class Coherent(Way):
     """Context-coherent dispatch (ExFlow): a token lives where its first expert is; every rank holds all samples."""
+
+    devices_per_node: int = field(kw_only=True)
 
     def contexts(self, sample_B: Tensor, length_B: Tensor) -> Contexts:
         """The samples whose keys and values this rank holds: all; two collectives."""
@@ -44,7 +47,8 @@ class Coherent(Way):
 
     def sent(self, counts: list[int], kv_n2: Tensor, number_n: Tensor) -> Gather:
         """Keys and values with their numbers on their way to all ranks, which have `counts` of them."""
-        gather = Gather.start(counts, self.group, kv_n2.flatten(1), number_n.int()[:, None])
+        rows = kv_n2.flatten(1), number_n.int()[:, None]
+        gather = Gather.start(counts, self.group, *rows, devices_per_node=self.devices_per_node)
         kv_bytes, number_bytes = gather.columns.sizes
         self.traffic = self.traffic + Traffic(
             kv_bytes=gather.received_rows * kv_bytes, ids_bytes=len(kv_n2) * (len(counts) - 1) * number_bytes

@@ -4,6 +4,7 @@ Legend: B samples of this rank; S positions; G tokens of all ranks; T tokens tha
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -20,8 +21,11 @@ from ..plan import Plan
 from .dispatch import Batch, Forwarded, padded, refuse_inputs, view_of_whole
 
 
+@dataclass(frozen=True, slots=True)
 class CoherentDispatch:
     """Attention comes to the tokens: every rank holds the keys and values of all samples."""
+
+    devices_per_node: int
 
     @classmethod
     def of(cls, plan: Plan, _folder: Path | None) -> Self:
@@ -30,7 +34,7 @@ class CoherentDispatch:
             raise UsageError(
                 f"{' and '.join(beside)} beside coherent dispatch, which knows of neither; take one of them"
             )
-        return cls()
+        return cls(plan.cluster.devices_per_node)
 
     def forward(self, model: nn.Module, batch: Batch, group: dist.ProcessGroup | None) -> Forwarded:
         """Logits `[B, S, V]` of this rank's samples, without gradients."""
@@ -39,7 +43,7 @@ class CoherentDispatch:
                 "dispatch model 'coherent' in training; it is for inference only: call eval(), or parallelize with"
                 " dispatch='standard'"
             )
-        return _forward(view_of_whole(model, "coherent dispatch"), batch, Coherent(group))
+        return _forward(view_of_whole(model, "coherent dispatch"), batch, self.generation(group))
 
     def call(self, _model: nn.Module, _args: tuple[Any, ...], inputs: Mapping[str, Any]) -> NoReturn:
         """Refuse: the model itself is not called."""
@@ -51,7 +55,7 @@ class CoherentDispatch:
 
     def generation(self, group: dist.ProcessGroup | None) -> Coherent:
         """Tokens stay where their first expert is, in each step anew."""
-        return Coherent(group)
+        return Coherent(group, devices_per_node=self.devices_per_node)
 
 
 @torch.no_grad()

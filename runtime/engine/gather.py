@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import MismatchError, MoeplanError
+from ...profilers.exchanged import Exchange
 from .payload import Columns
 
 T = TypeVar("T")
@@ -42,9 +43,9 @@ class Count:
 
 @dataclass(slots=True)
 class Gather:
-    """Columns of all ranks under way, padded to the most rows of any, as many as the busiest link carries anyway."""
+    """Columns of all ranks under way."""
 
-    work: dist.Work | None
+    work: dist.Work | Exchange | None
     arrived: Tensor
     sent: Tensor
     columns: Columns
@@ -52,30 +53,39 @@ class Gather:
     received_rows: int  #: From other ranks, padding left out
 
     @classmethod
-    def start(cls, counts: list[int], group: dist.ProcessGroup | None, *kinds: Tensor) -> "Gather":
+    def start(
+        cls, counts: list[int], group: dist.ProcessGroup | None, *kinds: Tensor, devices_per_node: int | None = None
+    ) -> "Gather":
         """Send these columns `[n, width]` to all; a collective call that does not wait, and none where nobody has rows.
 
         Parameters
         ----------
         counts
             The rows of each rank, `[D]`.
+        devices_per_node
+            Of long rows: on the CPU they reach a node once. None: of short ones, padded to the most rows of any rank.
         """
         columns, most = Columns.of(*kinds), max(counts)
-        rows = columns.pack(*kinds)
+        rows, others = columns.pack(*kinds), sum(counts) - counts[dist.get_rank(group)]
+        if devices_per_node is not None and not rows.is_cuda:
+            arrived = rows.new_empty(sum(counts), rows.shape[1])
+            under_way = Exchange.gather(arrived, rows, counts, devices_per_node, group) if most else None
+            return cls(under_way, arrived, rows, columns, counts, others)
         sent = rows.new_zeros(most, rows.shape[1])
         sent[: len(rows)] = rows
         arrived = rows.new_empty(len(counts) * most, rows.shape[1])
         work = all_gather(arrived, sent, group) if most else None
-        return cls(work, arrived, sent, columns, counts, sum(counts) - len(rows))
+        return cls(work, arrived, sent, columns, counts, others)
 
     def wait(self) -> list[Tensor]:
         """The columns of all ranks, in rank order."""
         if self.work is not None:
             self.work.wait()
         self.work, self.sent = None, self.arrived
-        by_rank = self.arrived.view(len(self.counts), max(self.counts), self.arrived.shape[1])
-        rows = [part[:count] for part, count in zip(by_rank, self.counts, strict=True)]
-        return self.columns.unpack(torch.cat(rows))
+        if len(self.arrived) > sum(self.counts):
+            by_rank = self.arrived.view(len(self.counts), max(self.counts), self.arrived.shape[1])
+            self.arrived = torch.cat([part[:count] for part, count in zip(by_rank, self.counts, strict=True)])
+        return self.columns.unpack(self.arrived)
 
 
 def gathered(value: T, group: dist.ProcessGroup | None) -> list[T]:

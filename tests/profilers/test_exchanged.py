@@ -78,6 +78,33 @@ def order(world: World, _payload: None) -> list[str]:
     return posted
 
 
+def gathers(world: World, _payload: None) -> list[str]:
+    """What is wrong, by nodes and draw, where ranks have different numbers of rows."""
+    rank, wrong = world.rank, list[str]()
+    for devices_per_node in (1, 2, 3, 6):
+        with mock.patch.object(dist, "isend", wraps=dist.isend) as sends:
+            started, left, stayed = list[tuple[int, Exchange, Any, Any]](), 0, 0
+            for draw in range(DRAWS):
+                counts = splits(draw, world.size)[0].tolist()
+                expected = torch.cat([torch.full((count, 3), one) for one, count in enumerate(counts)])
+                arrived, rows = torch.full_like(expected, -1), torch.full((counts[rank], 3), rank)
+                started.append((draw, Exchange.gather(arrived, rows, counts, devices_per_node), arrived, expected))
+                left += counts[rank] * (world.size // devices_per_node - 1)
+                stayed += sum(counts[rank % devices_per_node :: devices_per_node]) * (devices_per_node - 1)
+            for draw, under_way, arrived, expected in started[::-1]:  # all are under way at once
+                under_way.wait()
+                wrong += [] if torch.equal(arrived, expected) else [f"{devices_per_node} a node, {draw}"]
+        rows_to = [(call.kwargs["group_dst"] // devices_per_node, len(call.args[0])) for call in sends.call_args_list]
+        apart = sum(count for node, count in rows_to if node != rank // devices_per_node)
+        if (apart, sum(count for _, count in rows_to)) != (left, left + stayed):
+            wrong.append(f"{devices_per_node} a node: {rows_to}")
+    return wrong
+
+
+def test_gathered_rows_reach_each_node_once_and_every_rank_in_order() -> None:
+    assert by_rank(6, gathers) == [[]] * 6
+
+
 def test_rows_arrive_in_the_order_of_ranks_whatever_else_is_on_its_way() -> None:
     assert by_rank(RANKS, exchanges) == [[]] * RANKS
 

@@ -219,18 +219,24 @@ def test_attention_is_exact_for_samples_of_any_lengths(lengths: list[int]) -> No
     assert attention_seconds(tokens, contexts, cost, calls).seconds[0, 0] == pytest.approx(expected)
 
 
-@given(st.integers(0, 2**32), st.sampled_from(CLUSTERS))
-def test_a_gather_sends_every_token_to_every_peer(seed: int, name: str) -> None:
+@given(st.integers(0, 2**32), st.sampled_from(CLUSTERS), st.booleans())
+def test_a_gather_sends_every_token_to_every_peer(seed: int, name: str, shared: bool) -> None:
+    """Through ports of their own, or through one of a node, which a device alone drives as fast as all of them."""
     cluster = Cluster.parse(name)
+    group, numbers = cluster.devices_per_node, range(cluster.num_devices)
+    shared = shared and cluster.num_nodes > 1
+    if shared:
+        cluster = cluster.joined_by({"inter": Link(0.0, 1e-9, shared_by=group)})
     tokens = np.random.default_rng(seed).integers(0, 50, size=(2, 3, cluster.num_devices))
-    classes, group = link_classes(cluster), cluster.devices_per_node
-    found = gather_seconds(tokens, 4.0, group, classes, [line(0.0, 1.0)] * len(classes))
+    classes = link_classes(cluster)
+    found = gather_seconds(tokens, 4.0, cluster, [line(0.0, 1.0)] * len(classes))
     for link, part in zip(classes, found, strict=True):
         for step, layer in np.ndindex(2, 3):
-            held, busiest = tokens[step, layer], 0
-            for d in range(cluster.num_devices):
-                peers = [
-                    e for e in range(cluster.num_devices) if e != d and (e // group == d // group) == (link == "intra")
-                ]
-                busiest = max(busiest, held[d] * len(peers), sum(held[e] for e in peers))
-            assert part.seconds[step, layer] == 4.0 * busiest
+            held, out, into = tokens[step, layer], list[float](), list[float]()
+            for d in numbers:
+                peers = [e for e in numbers if e != d and (e // group == d // group) == (link == "intra")]
+                out.append(held[d] * len(peers))
+                into.append(sum(held[e] for e in peers))
+            if shared and link == "inter":
+                out, into = ([sum(way[d : d + group]) / group for d in numbers[::group]] for way in (out, into))
+            assert part.seconds[step, layer] == pytest.approx(4.0 * max(*out, *into))

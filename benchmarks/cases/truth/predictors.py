@@ -24,7 +24,7 @@ from moeplan.solvers.netmoe.bottleneck import Channels
 from moeplan.solvers.pipemoe import optimal_degrees
 from moeplan.solvers.pipemoe.seconds import layer_seconds
 from moeplan.solvers.placement import Placement
-from moeplan.solvers.ports import link_classes, port_copies, remote_visits
+from moeplan.solvers.ports import port_copies, remote_visits
 from moeplan.solvers.replicas import ReplicaTable
 from moeplan.solvers.seconds import attention_seconds, exchange_seconds, expert_seconds, gather_seconds, slowest
 from moeplan.traces.model import Attention, Latent, ModelSpec
@@ -100,7 +100,7 @@ def exflow_step(*, experts: int, gpus: int, tokens: int, context: int, preset: s
     if not coherent:
         return computed_s + each * 2 * exchange_s(np.ones_like(weights), in_order(weights, gpus), tokens)
     gather = _costs(None, spec, cluster=cluster).gather
-    gathered = gather_seconds(held[:, :1], ID_BYTES, NODE, link_classes(cluster), gather)
+    gathered = gather_seconds(held[:, :1], ID_BYTES, cluster, gather)
     return computed_s + each * exchange_s(weights, placed(weights, cluster), tokens) + _sum(slowest(gathered))
 
 

@@ -244,6 +244,13 @@ def test_the_ranks_of_a_node_are_a_world_of_their_own() -> None:
     assert found == [(0, 2, 1.0), (1, 2, 1.0), (0, 2, 5.0), (1, 2, 5.0)]
 
 
+@pytest.mark.parametrize(
+    ("hosts", "expected"), [("aabb", 2), ("abcd", 1), ("aaaa", 4), ("abab", 4), ("aaab", 4), ("aabbc", 5), ("aabba", 5)]
+)
+def test_nodes_have_as_many_ranks_each_or_are_taken_for_one(hosts: str, expected: int) -> None:
+    assert World(0, len(hosts), "cpu", (*hosts,), print).devices_per_node == expected
+
+
 def test_an_impossible_number_of_local_ranks_or_device_is_refused() -> None:
     for num_ranks in (None, 0, -1, 257):
         with pytest.raises(UsageError, match="expected 1 to 256"):

@@ -134,11 +134,11 @@ def _run(rank: int, job: Job) -> Reply:
     with _counted() as calls:
         tokens = model.generate(prompts, job.new, job.eos, samples)
     traffic, cache_bytes = model.traffic, model.cache_bytes
-    logits = _forward(model.model, prompts, samples) if job.dispatch == "coherent" else []
+    logits = _forward(job, model.model, prompts, samples) if job.dispatch == "coherent" else []
     return Reply([one.tolist() for one in tokens], traffic, cache_bytes, calls, logits)
 
 
-def _forward(model: nn.Module, prompts: list[torch.Tensor], samples: torch.Tensor) -> list[np.ndarray]:
+def _forward(job: Job, model: nn.Module, prompts: list[torch.Tensor], samples: torch.Tensor) -> list[np.ndarray]:
     """The logits of the prompts from one coherent forward, padded on the left."""
     width = max([len(prompt) for prompt in prompts], default=4)
     mask = torch.zeros(len(prompts), width, dtype=torch.bool)
@@ -146,7 +146,7 @@ def _forward(model: nn.Module, prompts: list[torch.Tensor], samples: torch.Tenso
     for row, prompt in enumerate(prompts):
         mask[row, width - len(prompt) :] = True
         tokens[row, width - len(prompt) :] = prompt
-    logits = CoherentDispatch().forward(model, Batch(tokens, samples, mask), None).logits
+    logits = CoherentDispatch.of(job.plan(), None).forward(model, Batch(tokens, samples, mask), None).logits
     assert not logits[~mask].any()
     return [sample_logits[real].numpy() for sample_logits, real in zip(logits, mask, strict=True)]
 
@@ -156,7 +156,8 @@ def _counted() -> Iterator[Counter[str]]:
     """Count the calls of collectives."""
     calls = Counter[str]()
     with contextlib.ExitStack() as stack:
-        for where, name in [(Exchange, "start"), *((dist, name) for name in COLLECTIVES if hasattr(dist, name))]:
+        collectives = [(dist, name) for name in COLLECTIVES if hasattr(dist, name)]
+        for where, name in [(Exchange, "start"), (Exchange, "gather"), *collectives]:
             spy = mock.patch.object(where, name, wraps=getattr(where, name))
             stack.callback(lambda name, spied: calls.update({name: spied.call_count}), name, stack.enter_context(spy))
         yield calls
@@ -173,16 +174,17 @@ class Pair:
 
 def run_two(world: World, job: Job) -> Pair:
     """What this rank of two has."""
-    gathered = [_gathered(world.rank, num_rows) for num_rows in (0, 1, 3)]
+    gathered = [_gathered(world.rank, num_rows, group) for num_rows in (0, 1, 3) for group in (None, 1, 2)]
     return Pair(_refusals(world.rank, replace(job, dispatch="standard")), gathered, _events(job))
 
 
-def _gathered(rank: int, num_rows: int) -> list[int]:
+def _gathered(rank: int, num_rows: int, devices_per_node: int | None) -> list[int]:
     """What is gathered where rank 0 has `num_rows` rows and rank 1 has one less than twice that, or none."""
     mine = [num_rows, max(0, 2 * num_rows - 1)][rank]
     rows = 10 * rank + torch.arange(mine)[:, None]
     counts = Count.start(mine, torch.device("cpu"), None).wait()
-    wide, narrow = Gather.start(counts, None, rows.double().repeat(1, 3), rows.int()).wait()
+    kinds = rows.double().repeat(1, 3), rows.int()
+    wide, narrow = Gather.start(counts, None, *kinds, devices_per_node=devices_per_node).wait()
     assert (wide == narrow).all()
     gathered: list[int] = narrow.flatten().tolist()
     return gathered
@@ -193,15 +195,15 @@ def _events(job: Job) -> list[str]:
     model, events = parallelize(job.model(), job.plan(), dispatch="coherent"), list[str]()
 
     def noted(event: str, call: Any) -> Any:
-        def called(*args: Any) -> Any:
+        def called(*args: Any, **more: Any) -> Any:
             events.append(event)
-            return call(*args)
+            return call(*args, **more)
 
         return called
 
     seen: Any = view(model.model)
     for name, module in (("head", seen.head), ("embed", seen.embed), ("norm", seen.layers[0].attention_norm)):
-        module.register_forward_hook(noted(name, lambda *_: None))
+        module.register_forward_hook(noted(name, lambda *_, **__: None))
     sent, arrived = noted("sent", Gather.start), noted("arrived", Gather.wait)
     with mock.patch.object(Gather, "start", sent), mock.patch.object(Gather, "wait", arrived):
         model.generate([torch.arange(3)], job.new)
