@@ -1,4 +1,4 @@
-"""The exchange of rows between all ranks: called by `runtime`, measured by the case `routed_exchange`.
+"""Exchanges of rows between all ranks: called by `runtime`, measured by the cases `routed_exchange` and `all_gather`.
 
 Legend: P ranks of the group; n rows that this rank sends; m that it receives.
 """
@@ -25,7 +25,7 @@ TAGS = range(0x6D6F0000, 0x6D700000)  # of messages, apart from those that ranks
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """An all-to-all of rows under way."""
+    """An all-to-all of rows, or a gather, under way."""
 
     work: "Work | Future[None]"
 
@@ -133,7 +133,8 @@ class _Messages:
         import torch.distributed as dist
 
         self.group, self.rank = group, dist.get_rank(group)
-        self.sender = _senders.setdefault(group or dist.group.WORLD, _Sender())
+        here = group or dist.group.WORLD
+        self.sender = _senders.get(here) or _senders.setdefault(here, _Sender())
         self._tag = next(self.sender.tags)
 
     def receive(self, rows: "Tensor", peer: int) -> "Work | None":

@@ -111,7 +111,7 @@ class UnevenAllToAll(AllToAll):
 
 
 class AllGather(Collective):
-    """Gathering as the runtime does it, into one buffer of n bytes; the work is the bytes that reach a rank from others.
+    """The runtime's gather into one buffer of n bytes; the work is the bytes that reach a rank from others.
 
     Notes
     -----
