@@ -211,14 +211,21 @@ def _left(world: World, case: Case) -> Left:
         for _ in range(WARM_UP):
             step()
         gc.freeze()
-        threads = threading.active_count()
+        threads = lasting_threads()
         held = np.array([step() for _ in range(STEPS)])
-        after = threading.active_count()
+        after = lasting_threads()
     # Other threads hold some for a while, and let them go.
     tensor_bytes, objects = held[STEPS // 2 :].min(axis=0) - held[: STEPS // 2].min(axis=0)
     dist.barrier()  # the watch of a rank ends with that of rank 0
     watch().close()
-    return Left(int(tensor_bytes), int(objects), (threads, after, threading.active_count()))
+    return Left(int(tensor_bytes), int(objects), (threads, after, lasting_threads()))
+
+
+def lasting_threads() -> int:
+    """How many threads there are, besides that of exchanges, which comes and goes."""
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("moeplan-exchanges") <= 1, names
+    return len(names) - names.count("moeplan-exchanges")
 
 
 @pytest.fixture(scope="module")
