@@ -89,8 +89,9 @@ def gathers(world: World, _payload: None) -> list[str]:
                 expected = torch.cat([torch.full((count, 3), one) for one, count in enumerate(counts)])
                 arrived, rows = torch.full_like(expected, -1), torch.full((counts[rank], 3), rank)
                 started.append((draw, Exchange.gather(arrived, rows, counts, devices_per_node), arrived, expected))
-                left += counts[rank] * (world.size // devices_per_node - 1)
-                stayed += sum(counts[rank % devices_per_node :: devices_per_node]) * (devices_per_node - 1)
+                of_place = sum(counts[rank % devices_per_node :: devices_per_node])
+                left += of_place - counts[(rank + devices_per_node) % world.size]  # all but what the next has itself
+                stayed += of_place * (devices_per_node - 1)
             for draw, under_way, arrived, expected in started[::-1]:  # all are under way at once
                 under_way.wait()
                 wrong += [] if torch.equal(arrived, expected) else [f"{devices_per_node} a node, {draw}"]
