@@ -61,18 +61,18 @@ class Exchange:
             return cls(dist.all_to_all_single(arrived, rows, received, sent, group, async_op=True))
         with torch.no_grad():
             from_P, to_P = torch.split(arrived, [*received]), torch.split(rows, [*sent])
-        ways = _Messages(group)
-        peers = _others(ways.rank, len(to_P))
-        coming = [ways.receive(from_P[peer], peer) for peer in peers]
+        messages = _Messages(group)
+        peers = _others(messages.rank, len(to_P))
+        coming = [messages.receive(from_P[peer], peer) for peer in peers]
 
         def exchange() -> None:
             """Send, and wait until all has gone and come."""
-            going = [ways.send(to_P[peer], peer) for peer in peers]
+            going = [messages.send(to_P[peer], peer) for peer in peers]
             with torch.inference_mode():  # as either may be of one
-                from_P[ways.rank].copy_(to_P[ways.rank])
+                from_P[messages.rank].copy_(to_P[messages.rank])
             _wait(*coming, *going)
 
-        return cls(ways.sender.submit(exchange))
+        return cls(messages.sender.submit(exchange))
 
     @classmethod
     def gather(
@@ -83,14 +83,16 @@ class Exchange:
         devices_per_node: int,
         group: "ProcessGroup | None" = None,
     ) -> Self:
-        """Send contiguous rows to all ranks, on the CPU; a collective call that does not wait.
+        """Send rows to all ranks, on the CPU; a collective call that does not wait.
 
         Parameters
         ----------
         arrived, rows
-            `[m, ...]` to be written, by rank, and `[n, ...]`. Both are left alone until `wait` returns.
+            `[m, ...]`, contiguous, to be written by rank, and `[n, ...]`. Both are left alone until `wait` returns.
         counts
-            Rows of each rank, `[P]`.
+            Rows of each rank, `[P]`, m in all.
+        devices_per_node
+            Ranks of each node, numbered in a row.
 
         Notes
         -----
@@ -102,27 +104,28 @@ class Exchange:
 
         with torch.no_grad():
             from_P = torch.split(arrived, [*counts])
-        ways = _Messages(group)
+        messages = _Messages(group)
         nodes = len(counts) // devices_per_node
-        node, place = divmod(ways.rank, devices_per_node)
+        node, place = divmod(messages.rank, devices_per_node)
         before, after = ((node + step) % nodes * devices_per_node + place for step in (-1, 1))
         ring = [(node - step) % nodes * devices_per_node + place for step in range(nodes)]  # in the order of arrival
-        near = [peer - place for peer in _others(place, devices_per_node)]  # the others of any node, from such a rank
-        coming = [ways.receive(from_P[peer], before) for peer in ring[1:]]
-        last = [ways.receive(from_P[peer + step], ways.rank + step) for step in near for peer in ring]
+        near = [peer - place for peer in _others(place, devices_per_node)]  # steps to the other ranks of a node
+        coming = [messages.receive(from_P[peer], before) for peer in ring[1:]]
+        from_near = [messages.receive(from_P[peer + step], messages.rank + step) for step in near for peer in ring]
 
         def exchange() -> None:
             """Send all that comes to the next node and to the others of this one, and wait until all has gone."""
             with torch.inference_mode():
-                from_P[ways.rank].copy_(rows)
+                from_P[messages.rank].copy_(rows)
             going = []
             for peer, work in zip(ring, (None, *coming), strict=True):
                 _wait(work)
-                going += [ways.send(from_P[peer], ways.rank + step) for step in near]
-                going += [ways.send(from_P[peer], after)] if peer != after else []
-            _wait(*last, *going)
+                going += [messages.send(from_P[peer], messages.rank + step) for step in near]
+                if peer != after:
+                    going.append(messages.send(from_P[peer], after))
+            _wait(*from_near, *going)
 
-        return cls(ways.sender.submit(exchange))
+        return cls(messages.sender.submit(exchange))
 
     def wait(self) -> None:
         """Wait until what comes has arrived and what goes has left."""
@@ -130,7 +133,7 @@ class Exchange:
 
 
 class _Messages:
-    """The messages of one exchange between ranks; none is of no rows."""
+    """The messages of one exchange between ranks, which all make it in the same order; none is of no rows."""
 
     def __init__(self, group: "ProcessGroup | None") -> None:
         import torch.distributed as dist
@@ -200,8 +203,9 @@ class _Sender:
 
 def beside(call: Callable[[], None], name: str) -> None:
     """Make a call in a thread that the end of the script waits for: torch aborts if Python ends amid a call of it."""
-    _threads.add(thread := threading.Thread(target=call, name=name, daemon=True))
+    thread = threading.Thread(target=call, name=name, daemon=True)
     thread.start()
+    _threads.add(thread)
 
 
 @atexit.register

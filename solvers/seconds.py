@@ -182,17 +182,17 @@ def gather_seconds(
 
     Notes
     -----
-    A device sends its own to its peers of a class and receives theirs; the classes work side by side. With n_cd the
-    larger of both, in tokens,
+    A device's tokens go to its peers of a class, as many as it has; the classes work side by side. With n_cd of those
+    that leave device d, of which it receives no more than the fullest one sends,
 
         t = max_c t_c,    t_c = curve_c(kv_bytes n_c),    n_c = max_d n_cd, or as (2) where devices share a link
-        n_cd = max(tokens[d] peers_c, sum_{e in c of d} tokens[e])                                              (5)
+        n_cd = tokens[d] peers_c                                                                                (5)
+
+    Where a link is shared, devices that have less make up for one that has more, as on the CPU; where rows are padded
+    to the most of any device, as over NCCL, they do not.
     """
-    group, classes = cluster.devices_per_node, link_classes(cluster)
-    on_node_BLD = np.repeat(tokens.reshape(*tokens.shape[:2], -1, group).sum(axis=3), group, axis=2)
-    theirs = {"intra": on_node_BLD - tokens, "inter": tokens.sum(axis=2, keepdims=True) - on_node_BLD}
-    ways = [np.stack([tokens * num_peers(one, tokens.shape[2], group), theirs[one]], axis=2) for one in classes]
-    port_BLC = Sharing.of(cluster).busiest(np.stack(ways, axis=2)).port
+    ways = [tokens * num_peers(one, tokens.shape[2], cluster.devices_per_node) for one in link_classes(cluster)]
+    port_BLC = Sharing.of(cluster).busiest(np.stack(ways, axis=2)[..., None, :]).port
     return [curve(kv_bytes * port_BLC[..., c].astype(np.float64)) for c, curve in enumerate(curves)]
 
 

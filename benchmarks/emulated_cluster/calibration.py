@@ -2,7 +2,7 @@
 
 Exchanges are measured alone, for steps in which each waits for the last, and as chunks of layers whose experts take no
 time, for those that overlap: with what it takes a rank to pack, start and unpack each of them. The former are uneven,
-as routing is. Gathers are a kind of their own: a node sends every block to another once.
+as routing is. Gathers are a kind of their own: blocks pass from node to node, then on inside each.
 
 Legend: D devices, N nodes, G devices per node.
 """
@@ -44,7 +44,7 @@ SHAPE = 8.0  # of the gamma distribution that uneven bytes follow: a coefficient
 LOCAL_BYTES = (2_000, 200_000, 800_000)  # that leave a rank for the others of its node
 CHUNK_BYTES = (20_000, 60_000, 180_000, 550_000, 1_600_000)  # that leave a node in a chunk
 DEGREES = (1, 2, 4, 8, 16)  # chunks of a layer, as long as they are no more than the largest in all
-GATHER_BYTES = (5_000, 40_000, 150_000, 500_000, 1_500_000, 4_000_000)  # that leave a node
+GATHER_BYTES = (5_000, 40_000, 150_000, 500_000, 1_500_000, 4_000_000)  # of a node, N - 1 times
 WAITS_S = (1e-3, 4e-3, 15e-3, 60e-3)
 ROWS, WIDTH = 32, 1024  # that experts are called with
 ROUNDS = 9
@@ -63,7 +63,7 @@ class Profile:
     chunk
         A chunk of a layer by the bytes that leave a node.
     gather
-        An all-gather by the bytes that leave or reach the busiest node.
+        An all-gather by N - 1 times the bytes of the fullest node.
     wait
         A call of experts by the seconds that it shall take.
     """
@@ -84,7 +84,7 @@ class Profile:
         return self.intra.predict({"bytes": n}, n)
 
     def gather_s(self, n: float) -> float:
-        """Seconds of an all-gather in which these bytes leave or reach the busiest node."""
+        """Seconds of an all-gather by N - 1 times the bytes of the fullest node."""
         sizes = np.array([n])
         return float(self.gather.predict({"bytes": sizes}, sizes).seconds[0])
 
@@ -101,7 +101,7 @@ def calibrate(cluster: Cluster, rank: int) -> Profile:
     inter = {n: _exchange(bytes_DD[rank], bytes_DD[:, rank]) for n, bytes_DD in uneven.items()}
     intra = {n: _even(together_D * (n // max(group - 1, 1))) for n in LOCAL_BYTES}
     layers = [(r, n) for n in CHUNK_BYTES for r in DEGREES if r * n <= CHUNK_BYTES[-1]]
-    gathers = {n: _gather(n // (size - group), cluster) for n in GATHER_BYTES}
+    gathers = {n: _gather(n // max(size - group, 1), cluster) for n in GATHER_BYTES}
     counts = torch.zeros(2, size, dtype=torch.int64)
     call_s = float(_medians([lambda: dist.all_to_all_single(*counts)])[0])
     layers_s = _medians([_layer(cluster, r, n) for r, n in layers])

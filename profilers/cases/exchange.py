@@ -34,7 +34,7 @@ class Blocks:
     #: into, out: bytes of the block from, and to, each rank; None where all are equal
     into: list[int] | None = None
     out: list[int] | None = None
-    devices_per_node: int = 1
+    devices_per_node: int = 1  #: Of a gather
 
 
 class AllToAll(Collective):
@@ -111,7 +111,7 @@ class UnevenAllToAll(AllToAll):
 
 
 class AllGather(Collective):
-    """The runtime's gather into one buffer of n bytes; the work is the bytes that reach a rank from others.
+    """The runtime's gather of K and V into one buffer of n bytes; the work is the bytes that reach a rank from others.
 
     Notes
     -----
@@ -126,14 +126,15 @@ class AllGather(Collective):
         """A block that tells its sender and position; the receiving buffer holds a value no block has."""
         block = of_sender(world.rank, 0, size["bytes"] // world.size, world.device)
         received = block.new_full((len(block) * world.size,), NOWHERE)
-        return Blocks(block, received, world.group, [len(block)] * world.size, devices_per_node=world.devices_per_node)
+        return Blocks(block, received, world.group, devices_per_node=world.devices_per_node)
 
     def run(self, inputs: Blocks) -> "Tensor":
         """The gathering."""
         import torch.distributed as dist
 
-        if inputs.into is not None and not inputs.send.is_cuda:
-            Exchange.gather(inputs.received, inputs.send, inputs.into, inputs.devices_per_node, inputs.group).wait()
+        if inputs.send.device.type == "cpu":
+            counts = [len(inputs.send)] * (len(inputs.received) // len(inputs.send))
+            Exchange.gather(inputs.received, inputs.send, counts, inputs.devices_per_node, inputs.group).wait()
             return inputs.received
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before 2.13
         gather(inputs.received, inputs.send, group=inputs.group)

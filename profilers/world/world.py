@@ -43,8 +43,8 @@ class World:
     def devices_per_node(self) -> int:
         """Ranks of each node; all where nodes differ in their numbers, or the ranks of one are not in a row."""
         group = self.hosts.count(self.hosts[0])
-        first = [self.hosts[rank - rank % group] for rank in range(self.size)]
-        return group if self.size == group * len({*self.hosts}) and list(self.hosts) == first else self.size
+        in_a_row = [host for host in dict.fromkeys(self.hosts) for _ in range(group)]
+        return group if in_a_row == [*self.hosts] else self.size
 
     def of_node(self) -> "World":
         """The world of the ranks on this rank's node; every rank calls it, since every node makes its group."""

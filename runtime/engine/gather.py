@@ -43,7 +43,7 @@ class Count:
 
 @dataclass(slots=True)
 class Gather:
-    """Columns of all ranks under way."""
+    """Columns of all ranks under way, padded to the most rows of any where the backend gathers them."""
 
     work: dist.Work | Exchange | None
     arrived: Tensor
@@ -63,11 +63,12 @@ class Gather:
         counts
             The rows of each rank, `[D]`.
         devices_per_node
-            Of long rows: on the CPU they reach a node once. None: of short ones, padded to the most rows of any rank.
+            Ranks of each node: on the CPU rows reach a node once, and are not padded. None: by the backend's
+            all-gather, for little, as it takes less of the CPU.
         """
         columns, most = Columns.of(*kinds), max(counts)
         rows, others = columns.pack(*kinds), sum(counts) - counts[dist.get_rank(group)]
-        if devices_per_node is not None and not rows.is_cuda:
+        if devices_per_node is not None and rows.device.type == "cpu":
             arrived = rows.new_empty(sum(counts), rows.shape[1])
             under_way = Exchange.gather(arrived, rows, counts, devices_per_node, group) if most else None
             return cls(under_way, arrived, rows, columns, counts, others)
@@ -81,11 +82,11 @@ class Gather:
         """The columns of all ranks, in rank order."""
         if self.work is not None:
             self.work.wait()
-        self.work, self.sent = None, self.arrived
-        if len(self.arrived) > sum(self.counts):
-            by_rank = self.arrived.view(len(self.counts), max(self.counts), self.arrived.shape[1])
-            self.arrived = torch.cat([part[:count] for part, count in zip(by_rank, self.counts, strict=True)])
-        return self.columns.unpack(self.arrived)
+        self.work, self.sent, rows = None, self.arrived, self.arrived
+        if len(rows) > sum(self.counts):
+            by_rank = rows.view(len(self.counts), max(self.counts), rows.shape[1])
+            rows = torch.cat([part[:count] for part, count in zip(by_rank, self.counts, strict=True)])
+        return self.columns.unpack(rows)
 
 
 def gathered(value: T, group: dist.ProcessGroup | None) -> list[T]:

@@ -59,6 +59,10 @@ def exchanges(world: World, _payload: None) -> list[str]:
         arrived = torch.full((2, 3), -1.0)
         Exchange.start(arrived, even, [1, 1], [1, 1], pair).wait()
         wrong += [] if arrived[:, 0].tolist() == [0, 2] and not arrived.requires_grad else ["a group"]
+        with torch.inference_mode():
+            gathered = torch.full((3, 3), -1.0)
+        Exchange.gather(gathered, torch.full((1 + rank // 2, 3), rank), [1, 2], 1, pair).wait()
+        wrong += [] if gathered[:, 0].tolist() == [0, 2, 2] else ["a gather of a group"]
     return wrong
 
 
@@ -75,6 +79,7 @@ def order(world: World, _payload: None) -> list[str]:
 
     with mock.patch.multiple(dist, irecv=noted("receive", dist.irecv), isend=noted("send", dist.isend)):
         Exchange.start(torch.zeros(world.size, 1), torch.ones(world.size, 1), ones, ones).wait()
+        Exchange.gather(torch.zeros(world.size, 1), torch.ones(1, 1), ones, 1).wait()
     return posted
 
 
@@ -111,7 +116,7 @@ def test_rows_arrive_in_the_order_of_ranks_whatever_else_is_on_its_way() -> None
 
 
 def test_all_receives_are_posted_before_anything_is_sent() -> None:
-    assert by_rank(RANKS, order) == [["receive"] * 2 + ["send"] * 2] * RANKS
+    assert by_rank(RANKS, order) == [(["receive"] * 2 + ["send"] * 2) * 2] * RANKS
 
 
 def test_a_script_may_end_while_rows_are_on_their_way() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -22,9 +23,11 @@ from moeplan.profilers.cases.gemm import Gemm
 from moeplan.profilers.cases.permutation import Permutation
 from moeplan.profilers.cases.point_to_point import ALL_PAIRS, pairs
 from moeplan.profilers.cases.router import Choice, Router
+from moeplan.profilers.exchanged import Exchange
 from moeplan.profilers.measurement import Size
 from moeplan.profilers.world import World, run_world
 from tests.builders import known
+from tests.profilers.small_cases import by_halves
 
 WORLD = World(1, 4, "cpu", ("host",) * 4, print)
 SIZES: dict[str, list[Size]] = {
@@ -364,3 +367,16 @@ def test_of_many_ranks_some_pairs_of_every_distance_are_measured(num_ranks: int)
     inside = [pair for pair in found if pair[0] // 8 == pair[1] // 8]
     assert min(len(inside), len(found) - len(inside)) >= 16
     assert max(second for _, second in found) >= num_ranks - num_ranks // 8
+
+
+def gathered_on_nodes(world: World, _payload: None) -> tuple[int, str | None]:
+    """The devices a node that a gather goes by, and what is wrong with what it gives."""
+    case = CASES["all_gather"]
+    inputs = case.prepare(COLLECTIVES["all_gather"], "uint8", world)
+    with mock.patch.object(Exchange, "gather", wraps=Exchange.gather) as gather:
+        output = case.run(inputs)
+    return gather.call_args.args[3], case.check(inputs, output, world)
+
+
+def test_a_gather_is_measured_on_the_nodes_that_there_are() -> None:
+    assert run_world(4, gathered_on_nodes, host_of=by_halves) == [(2, None)] * 4

@@ -160,6 +160,8 @@ def _counted() -> Iterator[Counter[str]]:
         for where, name in [(Exchange, "start"), (Exchange, "gather"), *collectives]:
             spy = mock.patch.object(where, name, wraps=getattr(where, name))
             stack.callback(lambda name, spied: calls.update({name: spied.call_count}), name, stack.enter_context(spy))
+        gather: Any = Exchange.gather
+        stack.callback(lambda: calls.update(f"of {one.args[3]} a node" for one in gather.call_args_list))
         yield calls
 
 

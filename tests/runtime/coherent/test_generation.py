@@ -93,6 +93,8 @@ def test_collectives_are_as_many_as_the_docstring_says(index: int, replies: list
         exchanges = reply.calls["all_to_all_single"] + reply.calls["start"]
         assert exchanges == of_block * job.case().num_layers * forwards + 2 * coherent + weights
         assert sum(reply.calls[name] for name in ("gather", "all_gather_single", "all_gather_into_tensor")) == gathers
+        assert reply.calls["gather"] == reply.calls[f"of {4 // job.nodes} a node"]
+        assert (reply.calls["gather"] > 0) == (coherent and bool(job.lengths))  # keys and values alone
         assert reply.calls["all_gather_object"] == 1
         assert reply.calls["all_reduce"] == 0
 
