@@ -182,8 +182,8 @@ def gather_seconds(
 
     Notes
     -----
-    A device's tokens go to its peers of a class, as many as it has; the classes work side by side. With n_cd of those
-    that leave device d, of which it receives no more than the fullest one sends,
+    A device sends its tokens to every peer of a class; the classes work side by side. No device receives more than the
+    fullest one sends, so that with n_cd that leave device d
 
         t = max_c t_c,    t_c = curve_c(kv_bytes n_c),    n_c = max_d n_cd, or as (2) where devices share a link
         n_cd = tokens[d] peers_c                                                                                (5)

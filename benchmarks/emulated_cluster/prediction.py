@@ -99,7 +99,7 @@ class Predictor:
     def gather(self, rows_D: Array) -> float:
         """Seconds until all devices have these keys and values: those of the fullest node pass N - 1 links in turn."""
         fullest = rows_D.reshape(-1, self.cluster.devices_per_node).sum(axis=1).max()
-        return self.profile.gather_s(float(self.cluster.num_nodes - 1) * float(fullest) * 4 * self.sizes.kv_size)
+        return self.profile.gather_s(float((self.cluster.num_nodes - 1) * fullest * 4 * self.sizes.kv_size))
 
     def migrating(self, method: str, *, backward: bool = False) -> float:
         """Samples go where `netmoe.rehome` sends them; two calls a layer more, of their counts and of destinations."""

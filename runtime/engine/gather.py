@@ -67,16 +67,17 @@ class Gather:
             all-gather, for little, as it takes less of the CPU.
         """
         columns, most = Columns.of(*kinds), max(counts)
-        rows, others = columns.pack(*kinds), sum(counts) - counts[dist.get_rank(group)]
+        rows = columns.pack(*kinds)
+        received_rows = sum(counts) - len(rows)
         if devices_per_node is not None and rows.device.type == "cpu":
             arrived = rows.new_empty(sum(counts), rows.shape[1])
             under_way = Exchange.gather(arrived, rows, counts, devices_per_node, group) if most else None
-            return cls(under_way, arrived, rows, columns, counts, others)
+            return cls(under_way, arrived, rows, columns, counts, received_rows)
         sent = rows.new_zeros(most, rows.shape[1])
         sent[: len(rows)] = rows
         arrived = rows.new_empty(len(counts) * most, rows.shape[1])
         work = all_gather(arrived, sent, group) if most else None
-        return cls(work, arrived, sent, columns, counts, others)
+        return cls(work, arrived, sent, columns, counts, received_rows)
 
     def wait(self) -> list[Tensor]:
         """The columns of all ranks, in rank order."""
